@@ -1,0 +1,1 @@
+"""Transformer attention you can read, see, measure and run."""

@@ -1,0 +1,41 @@
+"""From token ids to vectors: one row of a table per id."""
+
+from array_api_compat import array_namespace
+
+from qkv.errors import ShapeError
+from qkv.shapes import Array, Hidden, TokenIds
+
+
+def embed(ids: TokenIds, table: Array) -> Hidden:
+    """Look up each id's row.
+
+    Parameters
+    ----------
+    ids : (..., T) integers
+        Each from 0 to V - 1; a negative id is an error, not a row from the end.
+    table : (V, E)
+
+    Returns
+    -------
+    (..., T, E)
+
+    Raises
+    ------
+    ShapeError
+        If an id is outside the table.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> embed(np.array([2, 0]), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).tolist()
+    [[5.0, 6.0], [1.0, 2.0]]
+    """
+    xp = array_namespace(ids, table)
+    V, E = table.shape
+    flat = xp.reshape(ids, (-1,))
+    if flat.shape[0] and not (int(xp.min(flat)) >= 0 and int(xp.max(flat)) < V):
+        raise ShapeError(
+            f"ids must be from 0 to {V - 1}, the rows of the table, "
+            f"but range from {int(xp.min(flat))} to {int(xp.max(flat))}"
+        )
+    return xp.reshape(xp.take(table, flat, axis=0), (*ids.shape, E))

@@ -1,0 +1,58 @@
+"""Linear maps, and the fold of a wide vector into heads and back."""
+
+from array_api_compat import array_namespace
+
+from qkv.shapes import Array, Hidden
+
+
+def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
+    """Map each row linearly: ``x W^T + b``, the weight stored as checkpoints store it, out by in.
+
+    Parameters
+    ----------
+    x : (..., E_in)
+    weight : (E_out, E_in)
+    bias : (E_out,), optional
+
+    Returns
+    -------
+    (..., E_out)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> project(np.array([1.0, 2.0]), np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 3.0]])).tolist()
+    [1.0, 3.0, 6.0]
+    """
+    xp = array_namespace(x, weight)
+    mapped = x @ xp.matrix_transpose(weight)
+    return mapped if bias is None else mapped + bias
+
+
+def split_heads(x: Array, num_heads: int) -> Array:
+    """Fold a wide vector into heads: ``(B, T, H*D)`` to ``(B, H, T, D)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> split_heads(np.arange(12).reshape(1, 2, 6), 3)[0, 2].tolist()
+    [[4, 5], [10, 11]]
+    """
+    xp = array_namespace(x)
+    B, T, width = x.shape
+    return xp.permute_dims(xp.reshape(x, (B, T, num_heads, width // num_heads)), (0, 2, 1, 3))
+
+
+def merge_heads(x: Array) -> Array:
+    """Lay the heads side by side again: ``(B, H, T, D)`` to ``(B, T, H*D)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.arange(12).reshape(1, 2, 6)
+    >>> (merge_heads(split_heads(x, 3)) == x).all().item()
+    True
+    """
+    xp = array_namespace(x)
+    B, H, T, D = x.shape
+    return xp.reshape(xp.permute_dims(x, (0, 2, 1, 3)), (B, T, H * D))

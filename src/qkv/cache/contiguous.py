@@ -1,0 +1,201 @@
+"""The plain KV cache: one long run of slots per layer, doubled when full.
+
+A step appends its keys and values layer by layer and attends with its queries. Doubling copies
+each token at most once more on average; appending by concatenation would copy the whole cache
+at every token, O(S^2) bytes over a text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from qkv.errors import OptionError, ShapeError
+from qkv.ops import attend
+from qkv.shapes import Array, Keys, Queries, Values
+
+FIRST_CAPACITY = 16
+"""Slots allocated by the first append, at least."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one token costs: L layers x G key heads x (D of the key + D of the value)."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: DTypeLike = np.float32
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in all layers.
+
+        Examples
+        --------
+        LLaMA 3 8B in float16: 2 x 32 layers x 8 key heads x 128 numbers x 2 bytes.
+
+        >>> CacheShape(32, 8, 128, np.float16).bytes_per_token
+        131072
+        """
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * np.dtype(self.dtype).itemsize
+
+
+def grown_capacity(num_tokens: int, capacity: int = 0) -> int:
+    """Return the slots a run of ``capacity`` has after growing to hold ``num_tokens``.
+
+    Examples
+    --------
+    >>> [grown_capacity(n) for n in (0, 1, 16, 17, 100)]
+    [0, 16, 16, 32, 128]
+    """
+    while capacity < num_tokens:
+        capacity = max(FIRST_CAPACITY, 2 * capacity)
+    return capacity
+
+
+class ContiguousCache:
+    """Keys and values of B sequences, each with its own length.
+
+    Parameters
+    ----------
+    shape : CacheShape
+        Of the model; see its ``cache_shape``.
+    batch_size : int
+        B, how many sequences step together.
+
+    Examples
+    --------
+    >>> cache = ContiguousCache(CacheShape(num_layers=1, num_kv_heads=2, head_dim=4))
+    >>> k = v = np.ones((1, 2, 3, 4), np.float32)
+    >>> cache.append(0, k, v)
+    >>> cache.length, cache.nbytes == cache.predict_nbytes(3)
+    (3, True)
+    >>> cache.attend(0, np.ones((1, 6, 3, 4), np.float32)).shape
+    (1, 6, 3, 4)
+    """
+
+    def __init__(self, shape: CacheShape, batch_size: int = 1) -> None:
+        if batch_size < 1:
+            raise OptionError(f"a cache holds at least one sequence, not {batch_size}")
+        self.shape = shape
+        self.batch_size = batch_size
+        self._layers = [_Layer.empty(shape, batch_size) for _ in range(shape.num_layers)]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence that have passed through every layer."""
+        return tuple(int(length) for length in self._layers[-1].lengths)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, spare slots included."""
+        return sum(layer.k.nbytes + layer.v.nbytes for layer in self._layers)
+
+    def predict_nbytes(self, num_tokens: int) -> int:
+        """Return what ``nbytes`` will be once the longest sequence has ``num_tokens``.
+
+        Counts from the shape alone: B x slots x `CacheShape.bytes_per_token`.
+        """
+        return self.batch_size * grown_capacity(num_tokens) * self.shape.bytes_per_token
+
+    def append(self, layer: int, k: Keys, v: Values, lengths: Sequence[int] | None = None) -> None:
+        """Put one step's keys and values behind those that every layer has.
+
+        A step that was interrupted between layers leaves nothing behind: the next one writes over it.
+
+        Parameters
+        ----------
+        layer : int
+        k, v : (B, G, T, D)
+        lengths : B integers, optional
+            How many leading positions of each row are real; the rest is not stored.
+
+        Raises
+        ------
+        ShapeError
+            If the arrays are not of the cache's shape.
+        """
+        wanted = (self.batch_size, self.shape.num_kv_heads, k.shape[-2], self.shape.head_dim)
+        if not (tuple(k.shape) == tuple(v.shape) == wanted):
+            raise ShapeError(
+                f"the cache takes k and v of shape (B, G, T, D) = {wanted}, "
+                f"not {tuple(k.shape)} and {tuple(v.shape)}"
+            )
+        new = np.full(self.batch_size, k.shape[2]) if lengths is None else np.asarray(lengths)
+        self._layers[layer].append(np.asarray(self.lengths), new, k, v)
+
+    def attend(self, layer: int, q: Queries, lengths: Sequence[int] | None = None, **options: Any) -> Array:
+        """Let the step's queries see every token so far: causal, the last query on the last key.
+
+        Parameters
+        ----------
+        layer : int
+        q : (B, H, T, D)
+        lengths : B integers, optional
+            As given to `append`.
+        **options
+            Further rules of `qkv.attend`: window, scale, softcap, sinks, ...
+
+        Returns
+        -------
+        (B, H, T, D)
+        """
+        store = self._layers[layer]
+        S = int(store.lengths.max())
+        ragged = lengths is not None or bool((store.lengths != S).any())
+        rows = {"q_lengths": lengths, "kv_lengths": store.lengths.tolist()} if ragged else {}
+        return attend(q, store.k[:, :, :S], store.v[:, :, :S], causal=True, **rows, **options)
+
+    def trim(self, length: int) -> None:
+        """Forget every token from position ``length`` on; sequences shorter than that keep all.
+
+        Raises
+        ------
+        OptionError
+            If ``length`` is negative or beyond what is held.
+        """
+        if not 0 <= length <= self.length:
+            raise OptionError(f"trim takes a length from 0 to the {self.length} tokens held, not {length}")
+        kept = np.minimum(self.lengths, length)
+        for layer in self._layers:
+            layer.lengths = kept.copy()
+
+
+class _Layer:
+    """One layer's slots: k and v are ``(B, G, capacity, D)``, of which ``lengths`` are in use."""
+
+    def __init__(self, k: NDArray, v: NDArray, lengths: NDArray[np.int64]) -> None:
+        self.k, self.v, self.lengths = k, v, lengths
+
+    @classmethod
+    def empty(cls, shape: CacheShape, batch_size: int) -> "_Layer":
+        slots = np.empty((2, batch_size, shape.num_kv_heads, 0, shape.head_dim), shape.dtype)
+        return cls(slots[0], slots[1], np.zeros(batch_size, np.int64))
+
+    def append(self, starts: NDArray, new: NDArray, k: Keys, v: Values) -> None:
+        self._reserve(int((starts + new).max()))
+        for row, (start, count) in enumerate(zip(starts, new, strict=True)):
+            self.k[row, :, start : start + count] = k[row, :, :count]
+            self.v[row, :, start : start + count] = v[row, :, :count]
+        self.lengths = starts + new
+
+    def _reserve(self, num_tokens: int) -> None:
+        capacity = self.k.shape[2]
+        grown = grown_capacity(num_tokens, capacity)
+        if grown > capacity:
+            self.k, self.v = (_grow(slots, grown) for slots in (self.k, self.v))
+
+
+def _grow(slots: NDArray, capacity: int) -> NDArray:
+    B, G, S, D = slots.shape
+    grown = np.empty((B, G, capacity, D), slots.dtype)
+    grown[:, :, :S] = slots
+    return grown

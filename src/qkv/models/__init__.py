@@ -1,0 +1,9 @@
+"""Weights and wiring, one model family per file."""
+
+from qkv.models.gpt2 import GPT2
+from qkv.models.llama import Llama
+from qkv.models.loading import load
+from qkv.models.model import Model, new_cache
+from qkv.models.multihead import CachedMultiHeadAttention, MultiHeadAttention
+
+__all__ = ["GPT2", "CachedMultiHeadAttention", "Llama", "Model", "MultiHeadAttention", "load", "new_cache"]

@@ -1,0 +1,284 @@
+"""The Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3.
+
+One wiring; the members differ in a few optional tensors (biases, per-head norms) and in which
+layers see through a window, all of which the config says.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache import ContiguousCache
+from qkv.cache.contiguous import CacheShape
+from qkv.errors import CheckpointError, CheckpointWarning
+from qkv.models.checkpoint import Checkpoint
+from qkv.models.config import ConfigFields, head_dim_of
+from qkv.models.positions import RotaryScheme, rotary_scheme
+from qkv.models.step import Step
+from qkv.ops.embedding import embed
+from qkv.ops.logits import unembed
+from qkv.ops.mlp import Activation, gated_mlp, gelu_tanh, silu
+from qkv.ops.norm import rms_norm
+from qkv.ops.projection import merge_heads, project, split_heads
+from qkv.ops.rotary import rotary_table, rotate
+from qkv.shapes import Array, Hidden, Logits, TokenIds, Visible
+from qkv.tokens import Tokenizer
+
+Weight = NDArray[np.float32]
+ACTIVATIONS: Mapping[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The sizes and switches of one model, by the dimension key."""
+
+    V: int
+    E: int
+    F: int
+    L: int
+    H: int
+    G: int
+    D: int
+    context_length: int
+    norm_eps: float
+    activation: Activation
+    rotary: RotaryScheme
+    windows: tuple[int | None, ...]
+    """Each layer's window W; ``None`` = the whole context."""
+    tied: bool
+    """Whether the embedding table is also the output head."""
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    head_norms: bool
+    """Whether each head's query and key are normed before rotation (Qwen3)."""
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> "LlamaConfig":
+        """Read a config.json; fields left out take the values their model type documents."""
+        fields = ConfigFields(config)
+        kind = fields.text("model_type", "llama")
+        E, H = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+        D, context_length = head_dim_of(fields, E, H), fields.integer("max_position_embeddings", 2048)
+        attention_bias = fields.flag("attention_bias", False)
+        G = fields.integer("num_key_value_heads", H)
+        if H % G:
+            raise CheckpointError(
+                f"config.json: num_attention_heads {H} is no multiple of num_key_value_heads {G}"
+            )
+        return cls(
+            V=fields.integer("vocab_size"),
+            E=E,
+            F=fields.integer("intermediate_size"),
+            L=fields.integer("num_hidden_layers"),
+            H=H,
+            G=G,
+            D=D,
+            context_length=context_length,
+            norm_eps=fields.number("rms_norm_eps", 1e-6),
+            activation=fields.choice("hidden_act", ACTIVATIONS, "silu"),
+            rotary=rotary_scheme(config, D, context_length),
+            windows=layer_windows(fields),
+            tied=fields.flag("tie_word_embeddings", False),
+            qkv_bias=kind == "qwen2" or attention_bias,
+            out_bias=kind != "qwen2" and attention_bias,
+            mlp_bias=fields.flag("mlp_bias", False),
+            head_norms=kind == "qwen3",
+        )
+
+
+def layer_windows(fields: ConfigFields) -> tuple[int | None, ...]:
+    """Return each layer's window: none for Llama, one for all of Mistral, the upper layers of Qwen.
+
+    A window of 0 or less in a config means none.
+
+    Examples
+    --------
+    >>> qwen = {"model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 8, "max_window_layers": 3}
+    >>> layer_windows(ConfigFields(qwen | {"use_sliding_window": True}))
+    (None, None, None, 8)
+    >>> layer_windows(ConfigFields(qwen | {"use_sliding_window": False}))
+    (None, None, None, None)
+    """
+    L, kind = fields.integer("num_hidden_layers"), fields.text("model_type", "llama")
+    window = fields.values.get("sliding_window")
+    uses_window = kind == "mistral" or (kind.startswith("qwen") and fields.flag("use_sliding_window", False))
+    if not uses_window or window is None or window <= 0:
+        return (None,) * L
+    full_layers = fields.integer("max_window_layers", L) if kind.startswith("qwen") else 0
+    kinds = fields.items("layer_types") or [FULL if layer < full_layers else SLIDING for layer in range(L)]
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+@dataclass(frozen=True)
+class LlamaLayer:
+    """One layer's weights, stored out by in."""
+
+    attention_norm: Weight
+    w_q: Weight
+    w_k: Weight
+    w_v: Weight
+    w_o: Weight
+    b_q: Weight | None
+    b_k: Weight | None
+    b_v: Weight | None
+    b_o: Weight | None
+    q_norm: Weight | None
+    k_norm: Weight | None
+    mlp_norm: Weight
+    w_gate: Weight
+    w_up: Weight
+    w_down: Weight
+    b_gate: Weight | None
+    b_up: Weight | None
+    b_down: Weight | None
+
+
+@dataclass(frozen=True)
+class Llama:
+    """A model of the Llama family: weights and the way through them."""
+
+    config: LlamaConfig
+    embedding: Weight
+    layers: tuple[LlamaLayer, ...]
+    final_norm: Weight
+    head: Weight
+    tokenizer: Tokenizer | None = None
+    end_ids: frozenset[int] = frozenset()
+
+    def logits(
+        self, ids: TokenIds, cache: ContiguousCache | None = None, mask: Visible | None = None
+    ) -> Logits:
+        """Return the logits of the token after each id.
+
+        Parameters
+        ----------
+        ids : (T,) or (B, T) integers
+            New tokens; with a cache they continue what it holds, and are added to it.
+        cache : ContiguousCache, optional
+            Without one, every token is computed anew.
+        mask : (B, T) bool, optional
+            ``True`` = a real token; padding on either side is neither run nor stored.
+
+        Returns
+        -------
+        (T, V) or (B, T, V) float32
+        """
+        step = Step.of(ids, cache, mask)
+        return step.unpack(unembed(self._hidden(step), self.head))
+
+    def next_logits(
+        self, ids: TokenIds, cache: ContiguousCache | None = None, mask: Visible | None = None
+    ) -> Logits:
+        """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
+        step = Step.of(ids, cache, mask)
+        logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
+        return logits[0] if np.ndim(ids) == 1 else logits
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens the model was made for."""
+        return self.config.context_length
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        """What a cache for this model must hold."""
+        return CacheShape(self.config.L, self.config.G, self.config.D)
+
+    def _hidden(self, step: Step) -> Hidden:
+        x = embed(step.ids, self.embedding)  # B T E
+        turns = rotary_table(self.config.rotary.at(step.longest), step.positions[:, None])  # B 1 T D/2
+        for index, layer in enumerate(self.layers):
+            x = x + self._attention(index, layer, rms_norm(x, layer.attention_norm, self._eps), turns, step)
+            x = x + self._mlp(layer, rms_norm(x, layer.mlp_norm, self._eps))
+        return rms_norm(x, self.final_norm, self._eps)
+
+    def _attention(
+        self, index: int, layer: LlamaLayer, x: Hidden, turns: tuple[Array, Array], step: Step
+    ) -> Hidden:
+        q = split_heads(project(x, layer.w_q, layer.b_q), self.config.H)  # B H T D
+        k = split_heads(project(x, layer.w_k, layer.b_k), self.config.G)  # B G T D
+        v = split_heads(project(x, layer.w_v, layer.b_v), self.config.G)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = rms_norm(q, layer.q_norm, self._eps), rms_norm(k, layer.k_norm, self._eps)
+        q, k = rotate(q, *turns), rotate(k, *turns)
+        mixed = step.attend(index, q, k, v, window=self.config.windows[index])
+        return project(merge_heads(mixed), layer.w_o, layer.b_o)  # B T E
+
+    def _mlp(self, layer: LlamaLayer, x: Hidden) -> Hidden:
+        weights = layer.w_gate, layer.w_up, layer.w_down, layer.b_gate, layer.b_up, layer.b_down
+        return gated_mlp(x, *weights, activation=self.config.activation)
+
+    @property
+    def _eps(self) -> float:
+        return self.config.norm_eps
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> "Llama":
+        """Take every parameter from a checkpoint, once.
+
+        Raises
+        ------
+        CheckpointError
+            If a tensor is missing or has another shape than the config says.
+        """
+        config = LlamaConfig.from_dict(checkpoint.config)
+        embedding = checkpoint.take("model.embed_tokens.weight", (config.V, config.E))
+        return cls(
+            config,
+            embedding,
+            layers=tuple(_take_layer(checkpoint, config, index) for index in range(config.L)),
+            final_norm=checkpoint.take("model.norm.weight", (config.E,)),
+            head=take_head(checkpoint, embedding, config.tied),
+        )
+
+
+def take_head(checkpoint: Checkpoint, embedding: Weight, tied: bool) -> Weight:
+    """Return the output head: the embedding table where they are tied, else ``lm_head.weight``."""
+    if not tied:
+        return checkpoint.take("lm_head.weight", embedding.shape)
+    if checkpoint.holds("lm_head.weight"):
+        stored = checkpoint.take("lm_head.weight", embedding.shape)
+        if not np.array_equal(stored, embedding):
+            warnings.warn(
+                "lm_head.weight differs from the embedding that config.json ties it to, and is not used",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+    return embedding
+
+
+def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> LlamaLayer:
+    prefix, E, F = f"model.layers.{index}", config.E, config.F
+    query_width, key_width = config.H * config.D, config.G * config.D
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+
+    def take(name: str, *shape: int, when: bool = True) -> Any:
+        return checkpoint.take(name, shape) if when else None
+
+    checkpoint.skip(f"{attention}.rotary_emb.inv_freq")  # a buffer old files carry, no parameter
+    return LlamaLayer(
+        attention_norm=take(f"{prefix}.input_layernorm.weight", E),
+        w_q=take(f"{attention}.q_proj.weight", query_width, E),
+        w_k=take(f"{attention}.k_proj.weight", key_width, E),
+        w_v=take(f"{attention}.v_proj.weight", key_width, E),
+        w_o=take(f"{attention}.o_proj.weight", E, query_width),
+        b_q=take(f"{attention}.q_proj.bias", query_width, when=config.qkv_bias),
+        b_k=take(f"{attention}.k_proj.bias", key_width, when=config.qkv_bias),
+        b_v=take(f"{attention}.v_proj.bias", key_width, when=config.qkv_bias),
+        b_o=take(f"{attention}.o_proj.bias", E, when=config.out_bias),
+        q_norm=take(f"{attention}.q_norm.weight", config.D, when=config.head_norms),
+        k_norm=take(f"{attention}.k_norm.weight", config.D, when=config.head_norms),
+        mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", E),
+        w_gate=take(f"{mlp}.gate_proj.weight", F, E),
+        w_up=take(f"{mlp}.up_proj.weight", F, E),
+        w_down=take(f"{mlp}.down_proj.weight", E, F),
+        b_gate=take(f"{mlp}.gate_proj.bias", F, when=config.mlp_bias),
+        b_up=take(f"{mlp}.up_proj.bias", F, when=config.mlp_bias),
+        b_down=take(f"{mlp}.down_proj.bias", E, when=config.mlp_bias),
+    )

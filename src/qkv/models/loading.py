@@ -1,0 +1,93 @@
+"""Load a model folder: read its config, pick the family, take the weights, add the tokenizer."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import CheckpointError
+from qkv.models.checkpoint import Checkpoint
+from qkv.models.config import ConfigFields
+from qkv.models.gpt2 import GPT2
+from qkv.models.llama import Llama
+from qkv.tokens import Tokenizer
+
+FAMILIES: Mapping[str, type[Llama] | type[GPT2]] = {
+    "llama": Llama,
+    "mistral": Llama,
+    "qwen2": Llama,
+    "qwen3": Llama,
+    "gpt2": GPT2,
+}
+"""Which class reads which ``model_type``."""
+
+
+def load(folder: str | Path) -> Llama | GPT2:
+    """Load a model in the Hugging Face layout.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Holds config.json, safetensors (one file or shards with an index), and for text a
+        tokenizer.json. float32, float16 and bfloat16 weights are read, and run in float32.
+
+    Returns
+    -------
+    Llama or GPT2
+        With ``logits(ids, cache)``, ``tokenizer``, ``context_length`` and ``end_ids``.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder is missing, damaged, or of an unknown kind; the message names the file.
+
+    Warns
+    -----
+    CheckpointWarning
+        If a tensor in the folder has no place in the model.
+
+    Examples
+    --------
+    ::
+
+        model = qkv.load("SmolLM2-135M")
+        model.logits([1, 2, 3]).shape
+    """
+    checkpoint = Checkpoint.open(folder)
+    family = family_of(checkpoint.config)
+    model = family.from_checkpoint(checkpoint)
+    checkpoint.finish()
+    has_tokenizer = (checkpoint.folder / "tokenizer.json").exists()
+    tokenizer = Tokenizer.from_folder(checkpoint.folder) if has_tokenizer else None
+    return replace(model, tokenizer=tokenizer, end_ids=end_ids_of(checkpoint, tokenizer))
+
+
+def family_of(config: Mapping[str, Any]) -> type[Llama] | type[GPT2]:
+    """Return the class that reads a config's ``model_type``.
+
+    Examples
+    --------
+    >>> family_of({"model_type": "qwen2"}).__name__
+    'Llama'
+    """
+    kind = ConfigFields(config).text("model_type")
+    if kind not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise CheckpointError(f"config.json: model_type {kind!r} is not one qkv runs: {known}")
+    return FAMILIES[kind]
+
+
+def end_ids_of(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
+    """Return every id that ends a text: those of both configs, and the tokenizer's own."""
+    named = [
+        checkpoint.config.get("eos_token_id"),
+        checkpoint.generation_config.get("eos_token_id"),
+        None if tokenizer is None else tokenizer.eos_id,
+    ]
+    ids = [one for entry in named for one in (entry if isinstance(entry, list) else [entry])]
+    wrong = [one for one in ids if one is not None and type(one) is not int]
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint.folder}: eos_token_id must be an integer or a list of them, not {wrong[0]!r}"
+        )
+    return frozenset(one for one in ids if one is not None)

@@ -1,0 +1,1 @@
+"""Thin shells around the library: parse, call, show."""

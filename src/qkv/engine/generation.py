@@ -1,0 +1,215 @@
+"""Generate text token by token: prefill the prompt, then decode, with or without a KV cache."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from qkv.cache import ContiguousCache
+from qkv.errors import OptionError, PromptError
+from qkv.models import Model, new_cache
+from qkv.ops.sampling import Sampling, sample
+from qkv.shapes import Logits
+from qkv.tokens import StopMatcher, Tokenizer
+
+FinishReason = Literal["stop", "length"]
+
+
+class Generation:
+    """One text in the making: iterate over it to get pieces of text as they come.
+
+    Parameters
+    ----------
+    model : Model
+        With a tokenizer.
+    prompt : str or sequence of int
+        Text, or ids that are taken as they are.
+    sampling : Sampling
+    max_tokens : int
+        How many new tokens at most; fewer where the model's context ends.
+    stop : sequence of str
+        Texts that end the generation and are not part of it.
+    cache : ContiguousCache, optional
+        Continued where it ends. ``None`` computes every earlier token anew at each step.
+    clock : callable
+        Seconds; for measuring.
+
+    Attributes
+    ----------
+    prompt_ids, new_ids : list of int
+    finish_reason : "stop", "length" or None
+        ``None`` until the text has ended.
+    prefill_seconds, decode_seconds : float
+        Spent on the prompt up to the first new token, and on all later tokens.
+
+    Raises
+    ------
+    PromptError
+        If the prompt gives no token, or as many as the context holds.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        cache: ContiguousCache | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if max_tokens < 1:
+            raise OptionError(f"max_tokens must be at least 1, not {max_tokens}")
+        self._model, self._sampling, self._cache, self._clock = model, sampling, cache, clock
+        self._tokenizer = _require_tokenizer(model)
+        self.prompt_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._max_tokens = min(max_tokens, self._room())
+        self._stops = StopMatcher(stop)
+        self._generator = sampling.generator()
+        self.new_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.prefill_seconds = 0.0
+        self.decode_seconds = 0.0
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield each new piece of text; the pieces together are the text."""
+        decoder = self._tokenizer.stream()
+        for token_id in self.prompt_ids:  # so that the first new word keeps the space before it
+            decoder.push(token_id)
+        for token_id in self._new_tokens():
+            yield from _nonempty(self._stops.push(decoder.push(token_id)))
+            if self._stops.stopped:
+                self.finish_reason = "stop"
+                return
+        yield from _nonempty(self._stops.push(decoder.finish()))
+        if self._stops.stopped:
+            self.finish_reason = "stop"
+        else:
+            yield from _nonempty(self._stops.finish())
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens over the time to the first new token."""
+        return _rate(len(self.prompt_ids), self.prefill_seconds)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """New tokens after the first over the time they took; 0 if there was only one."""
+        return _rate(len(self.new_ids) - 1, self.decode_seconds)
+
+    def _new_tokens(self) -> Iterator[int]:
+        """Yield new ids until the text ends by itself or by length."""
+        unseen = self.prompt_ids
+        while len(self.new_ids) < self._max_tokens:
+            started = self._clock()
+            token_id = self._choose(self._next_logits(unseen))
+            self._record(self._clock() - started)
+            if token_id in self._model.end_ids:
+                self.finish_reason = "stop"
+                return
+            self.new_ids.append(token_id)
+            yield token_id
+            unseen = [token_id]
+        self.finish_reason = "length"
+
+    def _next_logits(self, unseen: Sequence[int]) -> Logits:
+        """Run the tokens the cache has not seen, or the whole text where there is no cache."""
+        ids = unseen if self._cache is not None else self.prompt_ids + self.new_ids
+        return self._model.next_logits(np.asarray(ids), self._cache)
+
+    def _choose(self, logits: Logits) -> int:
+        return sample(logits, self._sampling, self._generator, self.prompt_ids + self.new_ids)
+
+    def _record(self, seconds: float) -> None:
+        if self.new_ids:
+            self.decode_seconds += seconds
+        else:
+            self.prefill_seconds += seconds
+
+    def _room(self) -> int:
+        """Return how many tokens fit behind the prompt."""
+        if not self.prompt_ids:
+            raise PromptError(
+                "the prompt gives no token: this tokenizer adds none by itself; write some text"
+            )
+        held = 0 if self._cache is None else self._cache.length
+        room = self._model.context_length - held - len(self.prompt_ids)
+        if room < 1:
+            behind = f" behind the {held} in the cache" if held else ""
+            raise PromptError(
+                f"the prompt has {len(self.prompt_ids)} tokens{behind}, but the model's context is "
+                f"{self._model.context_length}; shorten it to at most {self._model.context_length - held - 1}"
+            )
+        return room
+
+
+def generate(
+    model: Model,
+    prompt: str | Sequence[int],
+    *,
+    cache: ContiguousCache | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int | None = None,
+    stop: Sequence[str] = (),
+) -> Generation:
+    """Continue a prompt, piece by piece.
+
+    Parameters
+    ----------
+    model : Model
+        From `qkv.load`.
+    prompt : str or sequence of int
+        Text, or ids.
+    cache : ContiguousCache, optional
+        From `qkv.new_cache`; continued where it ends. A fresh one when left out.
+    max_tokens : int
+        How many new tokens at most.
+    temperature, top_k, top_p, min_p, repetition_penalty, seed
+        See `Sampling`; the default takes the most likely token each time.
+    stop : sequence of str
+        Texts that end the generation and are not part of it.
+
+    Returns
+    -------
+    Generation
+        Iterate over it for pieces of text; afterwards it knows ids, times and why it ended.
+
+    Raises
+    ------
+    PromptError
+        If the prompt gives no token, or as many as the context holds.
+    OptionError
+        If a sampling value has no meaning.
+
+    Examples
+    --------
+    ::
+
+        for piece in qkv.generate(model, "Once upon a time", max_tokens=64):
+            print(piece, end="")
+    """
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    cache = new_cache(model) if cache is None else cache
+    return Generation(model, prompt, sampling, max_tokens=max_tokens, stop=stop, cache=cache)
+
+
+def _require_tokenizer(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise PromptError("the model's folder has no tokenizer.json, so text cannot be generated; add it")
+    return model.tokenizer
+
+
+def _nonempty(text: str) -> Iterator[str]:
+    if text:
+        yield text
+
+
+def _rate(num_tokens: int, seconds: float) -> float:
+    return num_tokens / seconds if seconds > 0 and num_tokens > 0 else 0.0

@@ -32,14 +32,15 @@ $(VENV)/.peers: pyproject.toml $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,peers]'
 	@touch $@
 
+# Matrices this small lose more to handing work between threads than they gain.
 demo: $(VENV)/.core
-	@$(BIN)/python examples/demo.py
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -q
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 test-peers: $(VENV)/.peers
-	@$(BIN)/python -m pytest -q tests/peers -o addopts="--import-mode=importlib --strict-markers -ra"
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/peers -o addopts="--import-mode=importlib --strict-markers -ra"
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check .

@@ -1,8 +1,11 @@
-"""Which float types attention takes, and which type it adds up in."""
+"""Which library an array belongs to, which float types attention takes, which one it adds up in."""
 
+from functools import cache
 from typing import Any
 
-from array_api_compat import array_namespace
+import array_api_compat
+import array_api_compat.numpy
+import numpy as np
 
 from qkv.shapes import Array
 
@@ -14,9 +17,24 @@ ACCUMULATES_IN = {
 }
 
 
+def array_namespace(*arrays: Array) -> Any:
+    """Return the library the arrays belong to, by the names of the Array API.
+
+    NumPy is recognised at once: a decode step asks hundreds of times.
+    """
+    if all(type(array) is np.ndarray for array in arrays):
+        return array_api_compat.numpy
+    return array_api_compat.array_namespace(*arrays)
+
+
 def dtype_name(array: Array) -> str:
     """Name an array's dtype without its library: ``torch.bfloat16`` gives ``bfloat16``."""
-    return str(array.dtype).rpartition(".")[2]
+    return _name_of(type(array.dtype), array.dtype)
+
+
+@cache
+def _name_of(_kind: type, dtype: Any) -> str:  # by kind too: dtypes of two libraries refuse comparison
+    return str(dtype).rpartition(".")[2]
 
 
 def accumulation_dtype(array: Array, role: str) -> Any:
@@ -35,10 +53,9 @@ def accumulation_dtype(array: Array, role: str) -> Any:
 
 def widen(array: Array, role: str) -> Array:
     """Return ``array`` in its accumulation dtype, itself when it is there already."""
-    xp = array_namespace(array)
-    return xp.astype(array, accumulation_dtype(array, role), copy=False)
+    return narrow(array, accumulation_dtype(array, role))
 
 
 def narrow(array: Array, dtype: Any) -> Array:
     """Return ``array`` in ``dtype``, itself when it is there already."""
-    return array_namespace(array).astype(array, dtype, copy=False)
+    return array if array.dtype == dtype else array_namespace(array).astype(array, dtype)

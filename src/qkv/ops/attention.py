@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-from array_api_compat import array_namespace
 
-from qkv.ops.arrays import narrow
+from qkv.ops.arrays import array_namespace, narrow
 from qkv.ops.dense import attend_dense
 from qkv.ops.masks import Causal, Window
 from qkv.ops.operands import AttendOptions, Operands
@@ -17,8 +16,8 @@ from qkv.ops.tiles import attend_tiled
 from qkv.ops.weights import finite_shift, log_sum_exp, nonzero
 from qkv.shapes import Array, LogSumExp, Scores
 
-DENSE_UP_TO_SCORES = 1024 * 1024
-"""Below so many scores per head the dense path is the faster one; see `make bench`."""
+DENSE_UP_TO_SCORES = 128 * 128
+"""Up to so many scores per head the dense path is as fast as the tiled one; see `make bench`."""
 
 
 class Attended(NamedTuple):
@@ -40,8 +39,8 @@ def attend(
     window: Window = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
-    alibi_slopes: Array | None = None,
+    sinks: Array | Sequence[float] | None = None,
+    alibi_slopes: Array | Sequence[float] | None = None,
     q_lengths: Sequence[int] | None = None,
     kv_lengths: Sequence[int] | None = None,
     return_weights: bool = False,
@@ -119,10 +118,8 @@ def attend(
     >>> attend(q, kv, kv, window=2).shape
     (1, 4, 5, 8)
     """
-    T, S = q.shape[-2], k.shape[-2]
-    path = dense_path if return_weights or T * S <= DENSE_UP_TO_SCORES else tiled_path
     attended = attend_by(
-        path,
+        dense_path if return_weights else fastest_path,
         q,
         k,
         v,
@@ -146,6 +143,12 @@ def attend(
 
 
 Path = Callable[[Operands], Attended]
+
+
+def fastest_path(operands: Operands) -> Attended:
+    """Take the dense path while there are few scores per head, the tiled path beyond."""
+    few = operands.num_queries * operands.num_keys <= DENSE_UP_TO_SCORES
+    return dense_path(operands) if few else tiled_path(operands)
 
 
 def dense_path(operands: Operands) -> Attended:

@@ -1,7 +1,8 @@
 """The dense path: the formula as it stands in the paper, with all T x S weights in memory."""
 
-from array_api_compat import array_namespace, is_jax_array
+from array_api_compat import is_jax_array
 
+from qkv.ops.arrays import array_namespace
 from qkv.ops.operands import Operands
 from qkv.ops.scores import masked_scores
 from qkv.ops.weights import normalise
@@ -27,11 +28,12 @@ def mix(weights: Scores, v: Values, visible: Visible | None) -> Array:
     """
     xp = array_namespace(weights, v)
     finite = xp.isfinite(v)
-    if is_jax_array(v) or not xp.all(finite):  # inside jax.jit no value may decide the way
-        clean = grouped_product(weights, xp.where(finite, v, 0.0))
-        spoilt = _visible_nonfinite(weights, v, visible)
-        return xp.where(spoilt != 0, spoilt, clean)
-    return grouped_product(weights, v)
+    # Even where all is finite: the copy has another memory layout, and so another order of sums.
+    clean = grouped_product(weights, xp.where(finite, v, 0.0))
+    if not is_jax_array(v) and xp.all(finite):  # inside jax.jit no value may decide the way
+        return clean
+    spoilt = _visible_nonfinite(weights, v, visible)
+    return xp.where(spoilt != 0, spoilt, clean)
 
 
 def grouped_product(weights: Scores, v: Values) -> Array:

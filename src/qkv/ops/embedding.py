@@ -1,8 +1,7 @@
 """From token ids to vectors: one row of a table per id."""
 
-from array_api_compat import array_namespace
-
 from qkv.errors import ShapeError
+from qkv.ops.arrays import array_namespace
 from qkv.shapes import Array, Hidden, TokenIds
 
 

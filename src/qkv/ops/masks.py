@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from qkv.errors import OptionError, ShapeError
-from qkv.ops.arrays import dtype_name
+from qkv.ops.arrays import array_namespace, dtype_name
 from qkv.shapes import Array, Visible
 
 Causal: TypeAlias = bool | Literal["top_left"]
@@ -102,10 +102,12 @@ def window_reach(window: Window) -> tuple[int | None, int | None]:
     """
     if window is None:
         return None, None
-    if isinstance(window, int):
+    if isinstance(window, int | np.integer):
         if window <= 0:
             raise OptionError(f"window must be at least 1, not {window}; None means no window")
-        return window - 1, 0
+        return int(window) - 1, 0
+    if not (isinstance(window, Sequence) and len(window) == 2):
+        raise OptionError(f"window must be an integer, (left, right) or None, not {window!r}")
     left, right = window
     for side in (left, right):
         if side is not None and side < 0:
@@ -124,8 +126,8 @@ class Visibility:
     mask: Visible | None
     left: int | None
     right: int | None
-    offsets: int | Array
-    """Key position of query 0; ``(B, 1, 1, 1)`` where it differs by row."""
+    offsets: int | tuple[int, ...]
+    """Key position of query 0; one per row of the batch where lengths are given."""
     q_lengths: tuple[int, ...] | None
     kv_lengths: tuple[int, ...] | None
     like: Array
@@ -152,7 +154,7 @@ class Visibility:
             right = 0 if right is None else min(right, 0)
         q_rows = _checked_lengths("q_lengths", q_lengths, B, T)
         kv_rows = _checked_lengths("kv_lengths", kv_lengths, B, S)
-        offsets = 0 if causal == "top_left" else _bottom_right(q, T, S, q_rows, kv_rows)
+        offsets = 0 if causal == "top_left" else _bottom_right(B, T, S, q_rows, kv_rows)
         return cls(mask, left, right, offsets, q_rows, kv_rows, like=q)
 
     def tile(self, queries: slice, keys: slice) -> Visible | None:
@@ -168,7 +170,8 @@ class Visibility:
 
     def distance(self, queries: slice, keys: slice) -> Array:
         """Return key position minus the query's own position: 0 on the diagonal, negative before it."""
-        return self._positions(keys) - (self._positions(queries)[:, None] + self.offsets)
+        offsets = self.offsets if isinstance(self.offsets, int) else self._rows(self.offsets)
+        return self._positions(keys) - (self._positions(queries)[:, None] + offsets)
 
     def reachable_keys(self, queries: slice, num_keys: int) -> range:
         """Return a range outside which no query of ``queries`` sees a key, by order and lengths alone."""
@@ -183,14 +186,16 @@ class Visibility:
     def _offset_range(self) -> tuple[int, int]:
         if isinstance(self.offsets, int):
             return self.offsets, self.offsets
-        xp = array_namespace(self.offsets)
-        return int(xp.min(self.offsets)), int(xp.max(self.offsets))
+        return min(self.offsets, default=0), max(self.offsets, default=0)
 
     def _positions(self, span: slice) -> Array:
         return array_namespace(self.like).arange(span.start, span.stop, device=device(self.like))
 
-    def _rows(self, lengths: tuple[int, ...]) -> Array:
-        return _per_row(self.like, lengths)
+    def _rows(self, numbers: tuple[int, ...]) -> Array:
+        """Return one number per row of the batch as ``(B, 1, 1, 1)``."""
+        xp = array_namespace(self.like)
+        row = xp.asarray(numbers, dtype=xp.int32, device=device(self.like))
+        return xp.reshape(row, (len(numbers), 1, 1, 1))
 
 
 def check_mask(mask: Visible, shape: tuple[int, int, int, int]) -> Visible:
@@ -234,17 +239,12 @@ def _both(one: Array | None, other: Array) -> Array:
 
 
 def _bottom_right(
-    q: Array, T: int, S: int, q_rows: tuple[int, ...] | None, kv_rows: tuple[int, ...] | None
-) -> int | Array:
+    B: int, T: int, S: int, q_rows: tuple[int, ...] | None, kv_rows: tuple[int, ...] | None
+) -> int | tuple[int, ...]:
     if q_rows is None and kv_rows is None:
         return S - T
-    B = q.shape[0]
-    return _per_row(q, kv_rows or (S,) * B) - _per_row(q, q_rows or (T,) * B)
-
-
-def _per_row(like: Array, lengths: tuple[int, ...]) -> Array:
-    xp = array_namespace(like)
-    return xp.reshape(xp.asarray(lengths, dtype=xp.int32, device=device(like)), (len(lengths), 1, 1, 1))
+    lengths = zip(q_rows or (T,) * B, kv_rows or (S,) * B, strict=True)
+    return tuple(keys - queries for queries, keys in lengths)
 
 
 def _checked_lengths(
@@ -253,8 +253,9 @@ def _checked_lengths(
     if lengths is None:
         return None
     rows = tuple(int(length) for length in lengths)
-    if len(rows) != B or not all(0 <= length <= longest for length in rows):
-        raise ShapeError(f"{name} must be B = {B} integers from 0 to {longest}, not {list(rows)}")
+    whole = rows == tuple(lengths)
+    if len(rows) != B or not whole or not all(0 <= length <= longest for length in rows):
+        raise ShapeError(f"{name} must be B = {B} integers from 0 to {longest}, not {list(lengths)}")
     return rows
 
 

@@ -3,9 +3,7 @@
 import math
 from collections.abc import Callable
 
-from array_api_compat import array_namespace
-
-from qkv.ops.arrays import narrow, widen
+from qkv.ops.arrays import array_namespace, narrow, widen
 from qkv.ops.normal import normal_cdf
 from qkv.ops.projection import project
 from qkv.shapes import Array, Hidden
@@ -25,7 +23,7 @@ def silu(x: Array) -> Array:
     xp = array_namespace(x)
     wide = widen(x, "x")
     # sigmoid(x) = exp(min(x, 0)) / (1 + exp(-|x|)): no exponent is positive, so none overflows
-    sigmoid = xp.exp(xp.minimum(wide, 0.0 * wide)) / (1.0 + xp.exp(-xp.abs(wide)))
+    sigmoid = xp.exp(xp.minimum(wide, xp.zeros_like(wide))) / (1.0 + xp.exp(-xp.abs(wide)))
     return narrow(wide * sigmoid, x.dtype)
 
 

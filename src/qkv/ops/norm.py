@@ -1,8 +1,6 @@
 """Bring each token's numbers to a common size before the next step reads them."""
 
-from array_api_compat import array_namespace
-
-from qkv.ops.arrays import narrow, widen
+from qkv.ops.arrays import array_namespace, narrow, widen
 from qkv.shapes import Array, Hidden
 
 

@@ -6,8 +6,7 @@ Source: Cody 1969, "Rational Chebyshev Approximations for the Error Function", t
 import math
 from collections.abc import Sequence
 
-from array_api_compat import array_namespace
-
+from qkv.ops.arrays import array_namespace
 from qkv.shapes import Array
 
 # erf(y) / y as a ratio of polynomials in y^2, for y up to 0.46875. Highest power first.
@@ -72,7 +71,8 @@ FAR_BOTTOM = (
 def normal_cdf(x: Array) -> Array:
     """Return the probability that a standard normal variable is at most ``x``.
 
-    Accurate to a few units in the last place of float64, in the far negative tail too.
+    To a few units in the last place around 0; towards the far negative tail the relative error
+    grows as the square of ``x``, to less than 1e-12 in float64.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def complementary_erf(y: Array) -> Array:
     xp = array_namespace(y)
     near = xp.minimum(y, xp.full_like(y, 0.46875))
     middle = xp.clip(y, 0.46875, 4.0)
-    far = xp.maximum(y, xp.full_like(y, 4.0))
+    far = xp.clip(y, 4.0, 40.0)  # beyond 40 even float64 has no number as small
     below = 1.0 - near * _ratio(NEAR_TOP, NEAR_BOTTOM, near * near)
     between = xp.exp(-middle * middle) * _ratio(MIDDLE_TOP, MIDDLE_BOTTOM, middle)
     inverse = 1.0 / (far * far)

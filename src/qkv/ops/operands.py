@@ -1,13 +1,14 @@
 """What one call of `attend` works on: checked, widened, four axes each."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from qkv.errors import OptionError, ShapeError
-from qkv.ops.arrays import dtype_name, widen
+from qkv.ops.arrays import array_namespace, dtype_name, widen
 from qkv.ops.masks import (
     Causal,
     Visibility,
@@ -28,8 +29,8 @@ class AttendOptions(TypedDict, total=False):
     window: Window
     scale: float | None
     softcap: float | None
-    sinks: Array | None
-    alibi_slopes: Array | None
+    sinks: Array | Sequence[float] | None
+    alibi_slopes: Array | Sequence[float] | None
     q_lengths: Sequence[int] | None
     kv_lengths: Sequence[int] | None
 
@@ -66,8 +67,8 @@ class Operands:
         window: Window = None,
         scale: float | None = None,
         softcap: float | None = None,
-        sinks: Array | None = None,
-        alibi_slopes: Array | None = None,
+        sinks: Array | Sequence[float] | None = None,
+        alibi_slopes: Array | Sequence[float] | None = None,
         q_lengths: Sequence[int] | None = None,
         kv_lengths: Sequence[int] | None = None,
     ) -> "Operands":
@@ -77,14 +78,14 @@ class Operands:
         q, k, v = (_four_axes(widen(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         B, H, T, D = q.shape
         shape = (B, H, T, k.shape[2])
-        if softcap is not None and not softcap > 0:
-            raise OptionError(f"softcap must be positive, not {softcap}; None means no cap")
+        if softcap is not None and not 0 < softcap < math.inf:
+            raise OptionError(f"softcap must be positive and finite, not {softcap}; None means no cap")
         return cls(
             q,
             k,
             v,
             scale=D**-0.5 if scale is None else float(scale),
-            softcap=softcap,
+            softcap=None if softcap is None else float(softcap),
             bias=None if bias is None else _checked_bias(bias, shape, like=q),
             slopes=_per_head("alibi_slopes", alibi_slopes, H, like=q),
             sinks=_per_head("sinks", sinks, H, like=q),
@@ -159,14 +160,18 @@ def _checked_bias(bias: Array, shape: tuple[int, int, int, int], like: Array) ->
     return _as(check_broadcast("bias", widen(bias, "bias"), shape), like)
 
 
-def _per_head(name: str, values: Array | None, H: int, like: Array) -> Array | None:
+def _per_head(name: str, values: Array | Sequence[float] | None, H: int, like: Array) -> Array | None:
     if values is None:
         return None
-    if tuple(values.shape) != (H,):
-        raise ShapeError(f"{name} must hold one number per query head, ({H},), not {tuple(values.shape)}")
-    return array_namespace(like).reshape(_as(values, like), (1, H, 1, 1))
+    xp = array_namespace(like)
+    if isinstance(values, Sequence):
+        row = xp.asarray(values, dtype=like.dtype, device=device(like))
+    else:
+        row = _as(values, like)
+    if tuple(row.shape) != (H,):
+        raise ShapeError(f"{name} must hold one number per query head, ({H},), not {tuple(row.shape)}")
+    return xp.reshape(row, (1, H, 1, 1))
 
 
 def _as(x: Array, like: Array) -> Array:
-    xp: Any = array_namespace(x, like)
-    return xp.asarray(x, dtype=like.dtype, device=device(like))
+    return array_namespace(x, like).astype(x, like.dtype, copy=False)

@@ -1,7 +1,6 @@
 """Linear maps, and the fold of a wide vector into heads and back."""
 
-from array_api_compat import array_namespace
-
+from qkv.ops.arrays import array_namespace
 from qkv.shapes import Array, Hidden
 
 

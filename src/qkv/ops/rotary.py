@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
 from qkv.errors import OptionError, ShapeError
-from qkv.ops.arrays import narrow, widen
+from qkv.ops.arrays import array_namespace, narrow, widen
 from qkv.shapes import Array
 
 

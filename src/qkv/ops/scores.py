@@ -2,9 +2,8 @@
 
 import math
 
-from array_api_compat import array_namespace
-
 from qkv.errors import OptionError
+from qkv.ops.arrays import array_namespace
 from qkv.ops.operands import Operands
 from qkv.shapes import Keys, Queries, Scores, Visible
 

@@ -8,15 +8,16 @@ score arrives: the online softmax of Milakov and Gimelshein 2018, arranged as in
 
 from collections.abc import Iterator
 
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
+from qkv.ops.arrays import array_namespace
 from qkv.ops.dense import mix
 from qkv.ops.operands import Operands
 from qkv.ops.scores import masked_scores
 from qkv.ops.weights import finite_shift, log_sum_exp, nonzero, row_max
 from qkv.shapes import Array, LogSumExp
 
-TILE_QUERIES = 256
+TILE_QUERIES = 128
 TILE_KEYS = 512
 
 

@@ -1,8 +1,6 @@
 """From scores to weights that sum to one, and the normaliser that makes partial results mergeable."""
 
-from array_api_compat import array_namespace
-
-from qkv.ops.arrays import narrow, widen
+from qkv.ops.arrays import array_namespace, narrow, widen
 from qkv.shapes import Array, LogSumExp, Scores
 
 

@@ -1,0 +1,1 @@
+"""What each idea buys on this machine, as ratios within one run."""

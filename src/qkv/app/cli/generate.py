@@ -158,7 +158,7 @@ def _compare(
     _note(f"without cache  {uncached.line()}")
     same = "the same text" if cached.text == uncached.text else "NOT the same text"
     total = cached.prompt_tokens + cached.new_tokens
-    _note(f"the cache made it {speed_up:.1f}x faster at {total} tokens, with {same}")
+    _note(f"the cache made it {speed_up:.1f}x as fast at {total} tokens, with {same}")
 
 
 def _show(text: str) -> None:

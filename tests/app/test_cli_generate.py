@@ -64,9 +64,7 @@ def test_compare_names_the_speed_up_and_that_the_text_is_the_same(qkv, folder):
     assert status == 0
     assert lines[0].startswith("with cache")
     assert lines[1].startswith("without cache")
-    assert re.fullmatch(
-        r"the cache made it [\d.]+x as fast at 12 tokens, with the same text", lines[2]
-    )
+    assert re.fullmatch(r"the cache made it [\d.]+x as fast at 12 tokens, with the same text", lines[2])
 
 
 def test_json_is_one_object_with_every_figure(qkv, folder):

@@ -11,9 +11,9 @@ from qkv.viz import curve, mask_grid, weight_grid
 
 
 def lines_of(picture, **options):
-    console = Console(file=io.StringIO(), width=80, **options)
-    console.print(picture)
-    return console.file.getvalue().splitlines()
+    written = io.StringIO()
+    Console(file=written, width=80, **options).print(picture)
+    return written.getvalue().splitlines()
 
 
 def test_every_weight_is_written_into_its_own_cell():

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-import tiny_models
 from safetensors.numpy import save_file
 
+import tiny_models
 from qkv import load
 from qkv.app.cli.main import main
 from qkv.engine import Generation, generate
@@ -43,7 +43,7 @@ def test_the_text_goes_to_stdout_and_one_line_about_it_to_stderr(qkv, folder):
 
 
 def test_the_kv_bytes_shown_are_those_of_the_formula(qkv, folder):
-    # 3 + 7 tokens, of which the last is never run: 9 of 16 slots; 3 layers, 2 key heads of 14, k and v, 4 bytes.
+    # Of 3 + 7 tokens the last is never run: 9 of 16 slots. 3 layers, 2 key heads of 14, k and v, 4 bytes.
     _, _, err = qkv("generate", "ab", "--model", folder, "--max-tokens", 7)
     bytes_of_16_slots = 2 * 3 * 2 * 14 * 4 * 16
     assert err.strip().endswith(

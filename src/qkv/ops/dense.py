@@ -1,6 +1,6 @@
 """The dense path: the formula as it stands in the paper, with all T x S weights in memory."""
 
-from array_api_compat import is_jax_array
+from array_api_compat import device, is_jax_array
 
 from qkv.ops.arrays import array_namespace
 from qkv.ops.operands import Operands
@@ -53,5 +53,6 @@ def _visible_nonfinite(weights: Scores, v: Values, visible: Visible | None) -> A
         grouped_product(seen, xp.astype(kind, v.dtype)) > 0
         for kind in (xp.isnan(v), v == xp.inf, v == -xp.inf)
     )
-    infinite = xp.where(highs, xp.inf, xp.where(lows, -xp.inf, xp.zeros_like(weights[..., :1])))
+    zeros = xp.zeros(nans.shape, dtype=weights.dtype, device=device(weights))
+    infinite = xp.where(highs, xp.inf, xp.where(lows, -xp.inf, zeros))
     return xp.where(nans | (highs & lows), xp.nan, infinite)

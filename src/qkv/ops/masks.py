@@ -160,7 +160,7 @@ class Visibility:
     def tile(self, queries: slice, keys: slice) -> Visible | None:
         """Return the rectangle ``queries`` x ``keys`` as booleans; ``None`` if all of it is visible."""
         visible = None if self.mask is None else slice_broadcast(self.mask, queries, keys)
-        if self.left is not None or self.right is not None:
+        if not self._all_in_reach(queries, keys):
             visible = _both(visible, _within(self.distance(queries, keys), self.left, self.right))
         if self.q_lengths is not None:
             visible = _both(visible, self._positions(queries)[:, None] < self._rows(self.q_lengths))
@@ -182,6 +182,14 @@ class Visibility:
         if self.right is not None:
             stop = min(stop, queries.stop + last + self.right)
         return range(start, max(start, stop))
+
+    def _all_in_reach(self, queries: slice, keys: slice) -> bool:
+        """Whether order and window hide nothing of a rectangle, as for the single query of a decode step."""
+        first, last = self._offset_range()
+        furthest_before = keys.start - (queries.stop - 1 + last)
+        furthest_after = keys.stop - 1 - (queries.start + first)
+        left_reaches = self.left is None or furthest_before >= -self.left
+        return left_reaches and (self.right is None or furthest_after <= self.right)
 
     def _offset_range(self) -> tuple[int, int]:
         if isinstance(self.offsets, int):

@@ -1,0 +1,84 @@
+"""Every example runs to its end and shows what it is there to show."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NUMBERED = ["01_formula.py", "02_masks.py", "03_heads.py", "04_kv_cache.py"]
+
+
+def run_example(file):
+    """Run it as a reader does, with every warning an error; return what it printed, line by line."""
+    environment = os.environ | {
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONUTF8": "1",
+        "PYTHONWARNINGS": "error",
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+    }
+    finished = subprocess.run(
+        [sys.executable, EXAMPLES / file],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+    return [line.rstrip() for line in finished.stdout.splitlines()]
+
+
+def test_examples_are_numbered_in_reading_order():
+    assert sorted(file.name for file in EXAMPLES.glob("[0-9]*.py")) == NUMBERED
+
+
+def test_formula_example_contrasts_its_weights_with_the_printed_ones():
+    lines = run_example("01_formula.py")
+    assert "row 0 here     [0.235, 0.264, 0.246, 0.255]" in lines
+    assert any(line.startswith("row 0 article  [0.274, 0.238, 0.249, 0.239]") for line in lines)
+    assert any(line.startswith("rows that peak on their own token: 0 of 4") for line in lines)
+    (scaled,) = (line for line in lines if line.lstrip().startswith("q k / sqrt(D)"))
+    assert "variance of the scores   1.0" in scaled
+
+
+def test_masks_example_keeps_every_bit_beside_a_hidden_nan():
+    lines = run_example("02_masks.py")
+    assert " token 3    0.18     0.49     0.20     0.13" in lines
+    assert "last key NaN, last value inf: the other outputs keep every bit: True" in lines
+
+
+def test_heads_example_shows_shapes_and_what_grouping_saves():
+    lines = run_example("03_heads.py")
+    assert "input (2, 10, 64), output (2, 10, 64), weights (2, 8, 10, 10)" in lines
+    assert "keys per text: 640 numbers with 8 key heads, 160 with 2 (GQA)" in lines
+
+
+@pytest.fixture(scope="module")
+def demo_lines():
+    """The demo's whole output: run once, because the timings in its last part take seconds."""
+    return run_example("demo.py")
+
+
+def test_demo_runs_all_four_in_order(demo_lines):
+    shown = [line.split()[-2] for line in demo_lines if "examples/0" in line]
+    assert shown == [f"examples/{file}" for file in NUMBERED]
+    assert any(line.startswith("check  make test") for line in demo_lines)
+
+
+def test_cache_example_compares_three_ways_that_agree(demo_lines):
+    (start,) = (row for row, line in enumerate(demo_lines) if "examples/04_kv_cache.py" in line)
+    lines = demo_lines[start:]
+    (agreement,) = (line for line in lines if line.startswith("100 tokens, three ways: largest difference "))
+    assert float(agreement.split()[-1]) < 1e-12
+    assert sum(line.endswith("x") and "tokens, against recomputing" in line for line in lines) == 8
+    assert any("weights of shape (100, 8, 1, 1), all 1.0" in line for line in lines)
+    assert any(line.endswith("524,288 for 200 tokens (predicted: 524,288)") for line in lines)
+
+
+@pytest.mark.parametrize("file", ["demo.py", *NUMBERED])
+def test_examples_say_first_what_they_are(file):
+    assert (EXAMPLES / file).read_text(encoding="utf-8").startswith('"""')

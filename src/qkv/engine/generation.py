@@ -72,9 +72,17 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self._num_steps = 0
+        self._pieces = self._text()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield each new piece of text; the pieces together are the text."""
+        """Give each new piece of text once; the pieces together are the text.
+
+        A loop that was left is gone on with by the next one.
+        """
+        return self._pieces
+
+    def _text(self) -> Iterator[str]:
         decoder = self._tokenizer.stream()
         for token_id in self.prompt_ids:  # so that the first new word keeps the space before it
             decoder.push(token_id)
@@ -83,11 +91,10 @@ class Generation:
             if self._stops.stopped:
                 self.finish_reason = "stop"
                 return
-        yield from _nonempty(self._stops.push(decoder.finish()))
+        rest = self._stops.push(decoder.finish()) + self._stops.finish()
         if self._stops.stopped:
             self.finish_reason = "stop"
-        else:
-            yield from _nonempty(self._stops.finish())
+        yield from _nonempty(rest)
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -96,8 +103,8 @@ class Generation:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """New tokens after the first over the time they took; 0 if there was only one."""
-        return _rate(len(self.new_ids) - 1, self.decode_seconds)
+        """Tokens after the first, an end token included, over the time they took; 0 if there was only one."""
+        return _rate(self._num_steps - 1, self.decode_seconds)
 
     def _new_tokens(self) -> Iterator[int]:
         """Yield new ids until the text ends by itself or by length."""
@@ -123,6 +130,7 @@ class Generation:
         return sample(logits, self._sampling, self._generator, self.prompt_ids + self.new_ids)
 
     def _record(self, seconds: float) -> None:
+        self._num_steps += 1
         if self.new_ids:
             self.decode_seconds += seconds
         else:
@@ -138,9 +146,13 @@ class Generation:
         room = self._model.context_length - held - len(self.prompt_ids)
         if room < 1:
             behind = f" behind the {held} in the cache" if held else ""
+            longest = self._model.context_length - held - 1
+            advice = (
+                f"shorten it to at most {longest}" if longest > 0 else "begin with a new cache, or trim it"
+            )
             raise PromptError(
                 f"the prompt has {len(self.prompt_ids)} tokens{behind}, but the model's context is "
-                f"{self._model.context_length}; shorten it to at most {self._model.context_length - held - 1}"
+                f"{self._model.context_length}; {advice}"
             )
         return room
 

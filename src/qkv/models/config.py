@@ -1,5 +1,6 @@
 """Read a model's config.json field by field, each checked for its type."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,17 +29,18 @@ class ConfigFields:
 
     values: Mapping[str, Any]
 
-    def integer(self, name: str, default: Any = REQUIRED) -> int:
-        """Return a positive integer."""
-        value = self._value(name, default, "a positive integer")
-        if type(value) is not int or value <= 0:
-            raise self._mistyped(name, "a positive integer", value)
+    def integer(self, name: str, default: Any = REQUIRED, *, least: int = 1) -> int:
+        """Return an integer of at least ``least``."""
+        kind = "a positive integer" if least == 1 else f"an integer from {least} up"
+        value = self._value(name, default, kind)
+        if type(value) is not int or value < least:
+            raise self._mistyped(name, kind, value)
         return value
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
-        """Return a positive number."""
+        """Return a positive, finite number."""
         value = self._value(name, default, "a positive number")
-        if type(value) not in (int, float) or not value > 0:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self._mistyped(name, "a positive number", value)
         return float(value)
 

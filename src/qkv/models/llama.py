@@ -106,12 +106,19 @@ def layer_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     (None, None, None, None)
     """
     L, kind = fields.integer("num_hidden_layers"), fields.text("model_type", "llama")
-    window = fields.values.get("sliding_window")
-    uses_window = kind == "mistral" or (kind.startswith("qwen") and fields.flag("use_sliding_window", False))
+    is_qwen = kind.startswith("qwen")
+    full_layers = fields.integer("max_window_layers", 28, least=0) if is_qwen else 0
+    kinds = fields.items("layer_types") or [FULL if layer < full_layers else SLIDING for layer in range(L)]
+    if len(kinds) != L or any(kind not in (FULL, SLIDING) for kind in kinds):
+        raise CheckpointError(
+            f"config.json: layer_types must name {FULL} or {SLIDING} for each of {L} layers, not {kinds}"
+        )
+    window = fields.values.get("sliding_window", 4096)  # null is a value of its own: no window
+    if window is not None and type(window) is not int:
+        raise CheckpointError(f"config.json: sliding_window must be an integer or null, not {window!r}")
+    uses_window = kind == "mistral" or (is_qwen and fields.flag("use_sliding_window", False))
     if not uses_window or window is None or window <= 0:
         return (None,) * L
-    full_layers = fields.integer("max_window_layers", L) if kind.startswith("qwen") else 0
-    kinds = fields.items("layer_types") or [FULL if layer < full_layers else SLIDING for layer in range(L)]
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 

@@ -113,13 +113,19 @@ def rotary_scheme(
     Raises
     ------
     CheckpointError
-        If the kind of scaling is unknown, or a field is missing or mistyped. Never ignored: a
-        model run with wrong positions writes fluent nonsense, and only on long texts.
+        If the kind of scaling is unknown, or a field is missing, mistyped or useless. Never ignored:
+        a model run with wrong positions writes fluent nonsense, and only on long texts.
     """
     fields = ConfigFields(config)
     parameters = fields.section("rope_parameters") or fields.section("rope_scaling")
     if layer_kind is not None and layer_kind in parameters:
         parameters = ConfigFields(parameters).section(layer_kind)
+    unread = [kind for kind, nested in parameters.items() if isinstance(nested, Mapping)]
+    if unread:
+        raise CheckpointError(
+            f"config.json: rope_parameters differ by kind of layer, {unread}, "
+            f"but one set for {layer_kind or 'all layers'} was expected"
+        )
     scaling = ConfigFields(parameters)
     rope_type = scaling.text("rope_type", scaling.text("type", "default"))
     if rope_type not in ROPE_TYPES:
@@ -127,9 +133,16 @@ def rotary_scheme(
             f"config.json: rotary scaling must be one of {', '.join(ROPE_TYPES)}, not {rope_type!r}"
         )
     turned = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if turned > 1:
+        raise CheckpointError(f"config.json: partial_rotary_factor must be at most 1, not {turned}")
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
     scheme = RotaryScheme(int(size * turned), theta, rope_type, scaling, context_length)
-    scheme.at(context_length)
+    try:
+        scheme.at(context_length)
+    except (ArithmeticError, ValueError) as error:  # an odd size, a logarithm of 0, two equal borders
+        raise CheckpointError(
+            f"config.json: no rotary positions of type {rope_type!r} come from its fields: {error}"
+        ) from error
     return scheme
 
 

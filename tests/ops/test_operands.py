@@ -27,6 +27,7 @@ def refuses(
 
 def test_axes_that_do_not_fit_are_named_with_what_came():
     refuses(ShapeError, ["head size D", "(2, 6, 5, 10)"], q=Q[..., :10])
+    refuses(ShapeError, ["head size D", "at least 1"], q=Q[..., :0], k=K[..., :0])
     refuses(ShapeError, ["key positions S", "(2, 3, 6, 11)"], v=V[:, :, :6])
     refuses(ShapeError, ["key heads G", "v (2, 1, 7, 11)"], v=V[:, :1])
     refuses(ShapeError, ["batch B", "q (1, 6, 5, 11)"], q=Q[:1])

@@ -129,6 +129,8 @@ def check_shapes(q: Array, k: Array, v: Array) -> None:
     got = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not (q.ndim == k.ndim == v.ndim and 2 <= q.ndim <= 4):
         raise ShapeError(f"q, k and v must all have 2, 3 or 4 axes ending in (positions, D), not {got}")
+    if q.shape[-1] == 0:
+        raise ShapeError(f"the head size D, the last axis of q and k, must be at least 1: {got}")
     if q.shape[-1] != k.shape[-1]:
         raise ShapeError(f"q and k must share the head size D, their last axis: {got}")
     if k.shape[-2] != v.shape[-2]:

@@ -56,10 +56,11 @@ class Texts:
         for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
             for new, whole in ((q, self.q), (k, self.k), (v, self.v)):
                 new[:, row, :, :count] = whole[:, row, :, start : start + count]
+        lengths = None if set(counts) == {T} else counts
         outputs = []
         for layer in range(L):
-            cache.append(layer, k[layer], v[layer], counts)
-            outputs.append(cache.attend(layer, q[layer], counts))
+            cache.append(layer, k[layer], v[layer], lengths)
+            outputs.append(cache.attend(layer, q[layer], lengths))
         return np.array(outputs)
 
     def attended(self, layer: int, row: int, end: int, **options) -> np.ndarray:

@@ -111,6 +111,7 @@ def test_probabilities_that_reach_p_exactly_are_the_nucleus():
         assert kept(keep_top_p(log(0.5 * scale, 0.3 * scale, 0.2 * scale), 0.8)) == {0, 1}
 
 
+@settings(deadline=None)
 @given(logits=rows, p=st.floats(0, 1))
 def test_the_nucleus_is_the_smallest_set_of_most_likely_tokens_that_reaches_p(logits: np.ndarray, p: float):
     nucleus = kept(keep_top_p(logits, p))
@@ -172,6 +173,7 @@ def test_temperature_acts_before_the_filters():
     assert draws(logits, Sampling(temperature=0.5, min_p=0.15), 500)[2] > 0
 
 
+@settings(deadline=None)
 @given(logits=rows, k=st.integers(1, 15), p=st.floats(0, 1), min_p=st.floats(0, 1))
 def test_no_filter_changes_what_it_keeps_or_drops_the_most_likely(
     logits: np.ndarray, k: int, p: float, min_p: float
@@ -194,6 +196,7 @@ def test_a_seen_token_becomes_less_likely_whatever_its_sign_and_once():
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.5])
+@settings(deadline=None)
 @given(logits=rows, seen=st.lists(st.integers(0, 12)))
 def test_a_penalty_beyond_one_only_lowers_and_one_below_only_raises(
     penalty: float, logits: np.ndarray, seen: list[int]
@@ -206,6 +209,7 @@ def test_a_penalty_beyond_one_only_lowers_and_one_below_only_raises(
     np.testing.assert_array_equal(logits, before)
 
 
+@settings(deadline=None)
 @given(logits=rows, seen=st.lists(st.integers(0, 12)))
 def test_a_penalty_of_one_changes_no_bit(logits: np.ndarray, seen: list[int]):
     seen = [token_id for token_id in seen if token_id < len(logits)]
@@ -273,6 +277,7 @@ def test_a_draw_is_the_first_token_whose_sum_exceeds_the_random_number(number: f
     assert draw(np.array([0.0, 0.25, 0.0, 0.75, 0.0]), Fixed(number)) == token_id  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(logits=rows, number=st.floats(0, 1, exclude_max=True))
 def test_a_token_that_was_filtered_out_is_never_drawn(logits: np.ndarray, number: float):
     logits = keep_top_k(logits, 2)
@@ -347,12 +352,14 @@ def test_a_hundred_thousand_tokens_keep_their_shares_in_every_float_type(dtype: 
     assert sample(logits, Sampling(temperature=1.0), Fixed(number)) == int(number * 100_003)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(logits=rows, seed=st.integers(0, 2**32))
 def test_a_top_k_of_one_is_the_most_likely_token(logits: np.ndarray, seed: int):
     for sampling in (Sampling(temperature=1.3, top_k=1), Sampling(temperature=1.3, top_p=0.0)):
         assert sample(logits, sampling, rng(seed)) == int(np.argmax(logits))
 
 
+@settings(deadline=None)
 @given(logits=rows, options=choices, seed=st.integers(0, 2**32))
 def test_sampling_writes_nothing_into_the_logits(logits: np.ndarray, options: dict[str, Any], seed: int):
     logits.flags.writeable = False

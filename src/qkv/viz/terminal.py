@@ -172,7 +172,7 @@ def _number_cell(value: float) -> Text:
 
 def _shade_cell(value: float) -> Text:
     level = min(int(value**0.5 * len(SHADES)), len(SHADES) - 1)
-    return Text(SHADES[level] * 3, Style(color=_shade(value), bgcolor=_shade(0.0)))
+    return Text(SHADES[level] * 3, Style(color=_shade(value), bgcolor=_shade(0.6 * value)))
 
 
 def _shade(value: float) -> Color:

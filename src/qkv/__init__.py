@@ -25,6 +25,7 @@ from qkv.errors import (
     OptionError,
     PromptError,
     CheckpointError,
+    NumericError,
     CheckpointWarning,
 )
 
@@ -49,5 +50,6 @@ __all__ = [
     "OptionError",
     "PromptError",
     "CheckpointError",
+    "NumericError",
     "CheckpointWarning",
 ]

@@ -24,6 +24,10 @@ class PromptError(QKVError, ValueError):
     """A prompt that cannot be run: no token at all, or more than the model's context."""
 
 
+class NumericError(QKVError, ArithmeticError):
+    """Numbers from which nothing can be concluded, such as logits of NaN."""
+
+
 class CheckpointWarning(UserWarning):
     """Something in a model folder that was not used, or was overruled by the config."""
 

@@ -564,3 +564,16 @@ def test_a_stop_string_ends_the_real_story(stories: Model):
     story = "".join(text)
     assert story.endswith("outside in the park. ")
     assert text.finish_reason == "stop"
+
+
+def test_a_continued_cache_gets_no_second_beginning(tmp_path):
+    folder = write_tokenizer(write_model(tmp_path, "llama", vocab_size=VOCAB_SIZE_WITH_TOKENIZER))
+    model = load(folder)
+    assert model.tokenizer is not None
+    whole = generate(model, "abcd", max_tokens=5)
+    assert "".join(whole)
+    cache = new_cache(model)
+    model.logits(model.tokenizer.encode("ab"), cache)
+    continued = generate(model, "cd", cache=cache, max_tokens=5)
+    assert "".join(continued)
+    assert continued.new_ids == whole.new_ids

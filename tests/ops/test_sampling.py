@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from qkv.errors import OptionError
+from qkv.errors import NumericError, OptionError
 from qkv.ops.sampling import (
     Sampling,
     draw,
@@ -375,8 +375,8 @@ def test_sampling_writes_nothing_into_the_logits(logits: np.ndarray, options: di
         ({"temperature": -0.1}, "temperature must be 0"),
         ({"temperature": math.nan}, "temperature must be 0"),
         ({"temperature": math.inf}, "temperature must be 0"),
-        ({"top_k": 0}, "top_k must be at least 1"),
-        ({"top_k": -2}, "top_k must be at least 1"),
+        ({"top_k": 0}, "top_k must be a whole number"),
+        ({"top_k": -2}, "top_k must be a whole number"),
         ({"top_p": 1.5}, "top_p must be from 0 to 1"),
         ({"top_p": -0.1}, "top_p must be from 0 to 1"),
         ({"top_p": math.nan}, "top_p must be from 0 to 1"),
@@ -397,3 +397,17 @@ def test_a_value_without_a_meaning_is_refused_by_name(options: dict[str, Any], r
 def test_the_ends_of_every_range_are_allowed():
     Sampling(temperature=0, top_k=1, top_p=0, min_p=0, repetition_penalty=1e-9, seed=0)
     Sampling(temperature=1e9, top_k=10**9, top_p=1, min_p=1, repetition_penalty=1e9, seed=2**64)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_are_an_error_and_not_a_token(wrong, temperature):
+    logits = np.array([0.0, wrong, 1.0])
+    with pytest.raises(NumericError, match="weights"):
+        sample(logits, Sampling(temperature=temperature), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 2.5])
+def test_top_k_must_count_tokens(top_k):
+    with pytest.raises(OptionError, match="top_k must be a whole number"):
+        Sampling(temperature=1.0, top_k=top_k)

@@ -157,6 +157,8 @@ class ContiguousCache:
     def trim(self, length: int) -> None:
         """Forget every token from position ``length`` on; sequences shorter than that keep all.
 
+        The slots stay allocated for what comes next, so ``nbytes`` stays as it is.
+
         Raises
         ------
         OptionError

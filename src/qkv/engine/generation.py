@@ -64,7 +64,13 @@ class Generation:
             raise OptionError(f"max_tokens must be at least 1, not {max_tokens}")
         self._model, self._sampling, self._cache, self._clock = model, sampling, cache, clock
         self._tokenizer = _require_tokenizer(model)
-        self.prompt_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        # What begins a text belongs at its beginning, not where a cache is continued.
+        begins = cache is None or cache.length == 0
+        self.prompt_ids = (
+            self._tokenizer.encode(prompt, add_special_tokens=begins)
+            if isinstance(prompt, str)
+            else list(prompt)
+        )
         self._max_tokens = min(max_tokens, self._room())
         self._stops = StopMatcher(stop)
         self._generator = sampling.generator()
@@ -180,7 +186,9 @@ def generate(
     prompt : str or sequence of int
         Text, or ids.
     cache : ContiguousCache, optional
-        From `qkv.new_cache`; continued where it ends. A fresh one when left out.
+        From `qkv.new_cache`; continued where it ends. A fresh one when left out. Afterwards it holds
+        the prompt and every new token but the last, which has been chosen but not run: begin with
+        it, as an id, to go on from there.
     max_tokens : int
         How many new tokens at most.
     temperature, top_k, top_p, min_p, repetition_penalty, seed

@@ -45,6 +45,10 @@ class RotaryScheme:
     def at(self, length: int) -> Rotary:
         """Return the frequencies for a text of ``length`` tokens; only "dynamic" depends on it.
 
+        Beyond the length trained on, "dynamic" therefore turns keys by how long the text was when
+        they were computed: a cached text then differs from one computed anew, and a row of a batch
+        follows the longest row, as in transformers.
+
         Examples
         --------
         >>> scheme = rotary_scheme({"rope_theta": 10000.0}, size=4, context_length=512)

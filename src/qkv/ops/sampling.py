@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.errors import OptionError
+from qkv.errors import NumericError, OptionError
 from qkv.ops.weights import softmax
 
 Row = NDArray[np.float64]
@@ -59,7 +59,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature < np.inf, "temperature must be 0 (greedy) or more", self.temperature)
-        _require(self.top_k is None or self.top_k >= 1, "top_k must be at least 1 or None", self.top_k)
+        counts = self.top_k is None or (isinstance(self.top_k, int | np.integer) and self.top_k >= 1)
+        _require(counts, "top_k must be a whole number of at least 1, or None", self.top_k)
         _require(0 <= self.top_p <= 1, "top_p must be from 0 to 1", self.top_p)
         _require(0 <= self.min_p <= 1, "min_p must be from 0 to 1", self.min_p)
         _require(self.repetition_penalty > 0, "repetition_penalty must be positive", self.repetition_penalty)
@@ -95,12 +96,22 @@ def sample(
     int
         A token id.
 
+    Raises
+    ------
+    NumericError
+        If a logit is NaN or infinitely high.
+
     Examples
     --------
     >>> sample(np.array([0.0, 2.0, 1.0]), Sampling(), np.random.default_rng(0))
     1
     """
-    row = penalise_repetition(np.asarray(logits, np.float64), seen_ids, sampling.repetition_penalty)
+    row = np.asarray(logits, np.float64)
+    if not np.all(row < np.inf):
+        raise NumericError(
+            "a logit is NaN or infinitely high, so no token can be chosen; check the model's weights"
+        )
+    row = penalise_repetition(row, seen_ids, sampling.repetition_penalty)
     if sampling.is_greedy:
         return int(np.argmax(row))
     row = row / sampling.temperature
@@ -122,9 +133,9 @@ def penalise_repetition(logits: Row, seen_ids: Iterable[int], penalty: float) ->
     >>> penalise_repetition(np.array([2.0, -1.0, 0.5]), [0, 1, 1], 1.5).round(4).tolist()
     [1.3333, -1.5, 0.5]
     """
-    seen = np.array(sorted(set(seen_ids)), dtype=np.int64)
-    if penalty == 1.0 or not seen.size:
+    if penalty == 1.0:
         return logits
+    seen = np.array(sorted(set(seen_ids)), dtype=np.int64)
     penalised = logits.copy()
     penalised[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
     return penalised

@@ -21,11 +21,15 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.1f}-{self.high:.1f})"
 
 
-def compare(first: Work, second: Work, pairs: int = 15) -> Ratio:
-    """Run both in turn, A B A B ..., so that a slow moment of the machine meets both."""
+def compare(first: Work, second: Work, pairs: int = 15, *, rest_seconds: float = 0) -> Ratio:
+    """Run both in turn, A B A B ..., so that a slow moment of the machine meets both.
+
+    Threads of one library may wait in a loop for more work and hold the cores that the other needs:
+    a rest before each run lets them fall asleep.
+    """
     first()
     second()
-    ratios = [_seconds(first) / _seconds(second) for _ in range(pairs)]
+    ratios = [_seconds(first, rest_seconds) / _seconds(second, rest_seconds) for _ in range(pairs)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return Ratio(median, low, high)
 
@@ -41,7 +45,8 @@ def peak_bytes(work: Work) -> int:
         tracemalloc.stop()
 
 
-def _seconds(work: Work) -> float:
+def _seconds(work: Work, rest_seconds: float) -> float:
+    time.sleep(rest_seconds)
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

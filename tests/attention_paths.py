@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from qkv.kernels.host import Tile
 from qkv.ops import attend
-from qkv.ops.attention import Attended, Path, attend_by, dense_path, tiled_path
+from qkv.ops.attention import Attended, Path, attend_by, dense_path, fastest_path, tiled_path
+from qkv.ops.compiled import attend_compiled, takes
 from qkv.ops.operands import Operands
 from qkv.ops.tiles import attend_tiled
 
@@ -33,6 +35,18 @@ def tiled_by(tile_queries: int, tile_keys: int) -> Attend:
     return by(path)
 
 
+def kernel_by(tile: Tile, *, splits_keys: bool, num_workers: int) -> Attend:
+    """Return ``attend`` by the kernels, cut in a given way; float64, which they lack, as `attend` does it."""
+
+    def path(operands: Operands) -> Attended:
+        if not takes(operands):
+            return fastest_path(operands)
+        output, lse = attend_compiled(operands, tile=tile, splits_keys=splits_keys, num_workers=num_workers)
+        return Attended(output, None, lse)
+
+    return by(path)
+
+
 def automatic(q: Any, k: Any, v: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return what `attend` gives when it chooses the path itself."""
     return attend(q, k, v, return_lse=True, **options)
@@ -46,6 +60,8 @@ PATHS: dict[str, Attend] = {
     "tiled 2x3": tiled_by(2, 3),
     "tiled 4x4": tiled_by(4, 4),
     "tiled 7x5": tiled_by(7, 5),
+    "kernel by panels": kernel_by(Tile(8, 2, 16), splits_keys=False, num_workers=2),
+    "kernel by stretches": kernel_by(Tile(8, 1, 8), splits_keys=True, num_workers=1),
 }
 
 

@@ -15,6 +15,7 @@ from qkv.ops import (
     scaled_dot_product_attention,
     merge_attended,
 )
+from qkv.ops.backend import use_backend
 from qkv.ops.sampling import Sampling
 from qkv.cache import ContiguousCache
 from qkv.models import MultiHeadAttention, CachedMultiHeadAttention, load, new_cache
@@ -38,6 +39,7 @@ __all__ = [
     "attend",
     "scaled_dot_product_attention",
     "merge_attended",
+    "use_backend",
     "Sampling",
     "ContiguousCache",
     "MultiHeadAttention",

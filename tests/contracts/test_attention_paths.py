@@ -99,9 +99,11 @@ def check(got: tuple[np.ndarray, np.ndarray], expected: tuple[Any, Any, Any], dt
     np.testing.assert_allclose(got[1].astype(float), lse, rtol=absolute, atol=absolute)
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_gives_what_the_loops_give(path, rule):
-    check(path(*inputs(), **RULES[rule]), loops(rule))
+def test_every_rule_gives_what_the_loops_give(path, rule, dtype):
+    got = path(*inputs(dtype), **RULES[rule])
+    check(got, loops(rule, dtype), np.dtype(dtype).name)
 
 
 @settings(deadline=None, max_examples=100)

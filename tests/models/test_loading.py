@@ -181,7 +181,7 @@ def test_a_real_model_loads_with_its_sizes_and_ends(stories260k: Path):
     config = model.config
     assert (config.V, config.E, config.F, config.L) == (512, 64, 172, 5)
     assert (config.H, config.G, config.D, config.context_length) == (8, 4, 8, 512)
-    assert model.head is model.embedding
+    assert config.tied
     assert model.end_ids == {1, 2}
     assert model.tokenizer is not None
     assert model.tokenizer.encode("") == [1]

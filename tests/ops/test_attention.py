@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from attention_paths import normal
+from qkv import use_backend
 from qkv.ops import alibi_slopes, attend, scaled_dot_product_attention
 from qkv.ops.attention import attend_by, tiled_path
 from qkv.ops.rotary import rotary_frequencies, rotary_table, rotate
@@ -154,11 +155,10 @@ def test_what_is_asked_for_comes_back_in_order():
     output, weights, lse = attend(q, q, q, causal=True, return_weights=True, return_lse=True)
     assert [x.shape for x in (output, weights, lse)] == [(2, 3, 5, 7), (2, 3, 5, 5), (2, 3, 5)]
     assert [x.dtype for x in (output, weights, lse)] == [np.float16, np.float16, np.float32]
-    assert (attend(q, q, q, causal=True) == output).all()
-    assert all(
-        (x == y).all()
-        for x, y in zip(attend(q, q, q, causal=True, return_lse=True), (output, lse), strict=True)
-    )
+    with use_backend("numpy"):  # the kernels, which have no weights, add up in another order
+        assert (attend(q, q, q, causal=True) == output).all()
+        pair = attend(q, q, q, causal=True, return_lse=True)
+    assert all((x == y).all() for x, y in zip(pair, (output, lse), strict=True))
     pair = scaled_dot_product_attention(q, q, q, causal=True)
     assert all((x == y).all() for x, y in zip(pair, (output, weights), strict=True))
 

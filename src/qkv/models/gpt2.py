@@ -12,13 +12,13 @@ from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, PromptError
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields
-from qkv.models.llama import take_head
+from qkv.models.llama import Matrix, take_head
 from qkv.models.step import Step
 from qkv.ops.embedding import embed
 from qkv.ops.logits import unembed
 from qkv.ops.mlp import Activation, gelu, gelu_tanh, mlp, silu
 from qkv.ops.norm import layer_norm
-from qkv.ops.projection import merge_heads, project, split_heads
+from qkv.ops.projection import merge_heads, prepare, project, split_heads
 from qkv.shapes import Hidden, Logits, TokenIds, Visible
 from qkv.tokens import Tokenizer
 
@@ -75,14 +75,14 @@ class GPT2Layer:
     """One layer's weights, stored out by in."""
 
     attention_norm: tuple[Weight, Weight]
-    w_qkv: Weight
+    w_qkv: Matrix
     b_qkv: Weight
-    w_o: Weight
+    w_o: Matrix
     b_o: Weight
     mlp_norm: tuple[Weight, Weight]
-    w_in: Weight
+    w_in: Matrix
     b_in: Weight
-    w_out: Weight
+    w_out: Matrix
     b_out: Weight
 
 
@@ -95,7 +95,7 @@ class GPT2:
     position_embedding: Weight
     layers: tuple[GPT2Layer, ...]
     final_norm: tuple[Weight, Weight]
-    head: Weight
+    head: Matrix
     tokenizer: Tokenizer | None = None
     end_ids: frozenset[int] = frozenset()
 
@@ -203,10 +203,10 @@ def _take_layer(checkpoint: Checkpoint, config: GPT2Config, prefix: str) -> GPT2
     )
 
 
-def _take_linear(checkpoint: Checkpoint, name: str, width_in: int, width_out: int) -> tuple[Weight, Weight]:
+def _take_linear(checkpoint: Checkpoint, name: str, width_in: int, width_out: int) -> tuple[Matrix, Weight]:
     """Return weight and bias; GPT-2's files store the weight in by out, the transpose of ours."""
     weight = checkpoint.take(f"{name}.weight", (width_in, width_out))
-    return weight.T, checkpoint.take(f"{name}.bias", (width_out,))
+    return prepare(weight.T), checkpoint.take(f"{name}.bias", (width_out,))
 
 
 def _take_norm(checkpoint: Checkpoint, name: str, width: int) -> tuple[Weight, Weight]:

@@ -23,12 +23,15 @@ from qkv.ops.embedding import embed
 from qkv.ops.logits import unembed
 from qkv.ops.mlp import Activation, gated_mlp, gelu_tanh, silu
 from qkv.ops.norm import rms_norm
-from qkv.ops.projection import merge_heads, project, split_heads
+from qkv.ops.projection import merge_heads, prepare, project, split_heads
 from qkv.ops.rotary import rotary_table, rotate
 from qkv.shapes import Array, Hidden, Logits, TokenIds, Visible
 from qkv.tokens import Tokenizer
 
 Weight = NDArray[np.float32]
+Matrix = Any
+"""An array, or a weight laid out for the kernels: only `project` looks inside."""
+
 ACTIVATIONS: Mapping[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -127,10 +130,10 @@ class LlamaLayer:
     """One layer's weights, stored out by in."""
 
     attention_norm: Weight
-    w_q: Weight
-    w_k: Weight
-    w_v: Weight
-    w_o: Weight
+    w_q: Matrix
+    w_k: Matrix
+    w_v: Matrix
+    w_o: Matrix
     b_q: Weight | None
     b_k: Weight | None
     b_v: Weight | None
@@ -138,9 +141,9 @@ class LlamaLayer:
     q_norm: Weight | None
     k_norm: Weight | None
     mlp_norm: Weight
-    w_gate: Weight
-    w_up: Weight
-    w_down: Weight
+    w_gate: Matrix
+    w_up: Matrix
+    w_down: Matrix
     b_gate: Weight | None
     b_up: Weight | None
     b_down: Weight | None
@@ -154,7 +157,7 @@ class Llama:
     embedding: Weight
     layers: tuple[LlamaLayer, ...]
     final_norm: Weight
-    head: Weight
+    head: Matrix
     tokenizer: Tokenizer | None = None
     end_ids: frozenset[int] = frozenset()
 
@@ -245,10 +248,10 @@ class Llama:
         )
 
 
-def take_head(checkpoint: Checkpoint, embedding: Weight, tied: bool) -> Weight:
+def take_head(checkpoint: Checkpoint, embedding: Weight, tied: bool) -> Matrix:
     """Return the output head: the embedding table where they are tied, else ``lm_head.weight``."""
     if not tied:
-        return checkpoint.take("lm_head.weight", embedding.shape)
+        return prepare(checkpoint.take("lm_head.weight", embedding.shape))
     if checkpoint.holds("lm_head.weight"):
         stored = checkpoint.take("lm_head.weight", embedding.shape)
         if not np.array_equal(stored, embedding):
@@ -257,7 +260,7 @@ def take_head(checkpoint: Checkpoint, embedding: Weight, tied: bool) -> Weight:
                 CheckpointWarning,
                 stacklevel=2,
             )
-    return embedding
+    return prepare(embedding)
 
 
 def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> LlamaLayer:
@@ -268,13 +271,16 @@ def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> Llam
     def take(name: str, *shape: int, when: bool = True) -> Any:
         return checkpoint.take(name, shape) if when else None
 
+    def take_matrix(name: str, width_out: int, width_in: int) -> Any:
+        return prepare(checkpoint.take(name, (width_out, width_in)))
+
     checkpoint.skip(f"{attention}.rotary_emb.inv_freq")  # a buffer old files carry, no parameter
     return LlamaLayer(
         attention_norm=take(f"{prefix}.input_layernorm.weight", E),
-        w_q=take(f"{attention}.q_proj.weight", query_width, E),
-        w_k=take(f"{attention}.k_proj.weight", key_width, E),
-        w_v=take(f"{attention}.v_proj.weight", key_width, E),
-        w_o=take(f"{attention}.o_proj.weight", E, query_width),
+        w_q=take_matrix(f"{attention}.q_proj.weight", query_width, E),
+        w_k=take_matrix(f"{attention}.k_proj.weight", key_width, E),
+        w_v=take_matrix(f"{attention}.v_proj.weight", key_width, E),
+        w_o=take_matrix(f"{attention}.o_proj.weight", E, query_width),
         b_q=take(f"{attention}.q_proj.bias", query_width, when=config.qkv_bias),
         b_k=take(f"{attention}.k_proj.bias", key_width, when=config.qkv_bias),
         b_v=take(f"{attention}.v_proj.bias", key_width, when=config.qkv_bias),
@@ -282,9 +288,9 @@ def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> Llam
         q_norm=take(f"{attention}.q_norm.weight", config.D, when=config.head_norms),
         k_norm=take(f"{attention}.k_norm.weight", config.D, when=config.head_norms),
         mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", E),
-        w_gate=take(f"{mlp}.gate_proj.weight", F, E),
-        w_up=take(f"{mlp}.up_proj.weight", F, E),
-        w_down=take(f"{mlp}.down_proj.weight", E, F),
+        w_gate=take_matrix(f"{mlp}.gate_proj.weight", F, E),
+        w_up=take_matrix(f"{mlp}.up_proj.weight", F, E),
+        w_down=take_matrix(f"{mlp}.down_proj.weight", E, F),
         b_gate=take(f"{mlp}.gate_proj.bias", F, when=config.mlp_bias),
         b_up=take(f"{mlp}.up_proj.bias", F, when=config.mlp_bias),
         b_down=take(f"{mlp}.down_proj.bias", E, when=config.mlp_bias),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from qkv.ops.arrays import array_namespace, narrow
+from qkv.ops.compiled import attend_compiled, takes
 from qkv.ops.dense import attend_dense
 from qkv.ops.masks import Causal, Window
 from qkv.ops.operands import AttendOptions, Operands
@@ -146,7 +147,9 @@ Path = Callable[[Operands], Attended]
 
 
 def fastest_path(operands: Operands) -> Attended:
-    """Take the dense path while there are few scores per head, the tiled path beyond."""
+    """Take the kernels where they serve; else the dense path for few scores per head, the tiled beyond."""
+    if takes(operands):
+        return compiled_path(operands)
     few = operands.num_queries * operands.num_keys <= DENSE_UP_TO_SCORES
     return dense_path(operands) if few else tiled_path(operands)
 
@@ -154,6 +157,12 @@ def fastest_path(operands: Operands) -> Attended:
 def dense_path(operands: Operands) -> Attended:
     """Compute all T x S weights."""
     return Attended(*attend_dense(operands))
+
+
+def compiled_path(operands: Operands) -> Attended:
+    """Run the compiled kernels, without weights."""
+    output, lse = attend_compiled(operands)
+    return Attended(output, None, lse)
 
 
 def tiled_path(operands: Operands) -> Attended:

@@ -1,6 +1,9 @@
 """Linear maps, and the fold of a wide vector into heads and back."""
 
+from typing import Any
+
 from qkv.ops.arrays import array_namespace
+from qkv.ops.backend import is_compiled
 from qkv.shapes import Array, Hidden
 
 
@@ -11,6 +14,7 @@ def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
     ----------
     x : (..., E_in)
     weight : (E_out, E_in)
+        An array, or what `prepare` made of one.
     bias : (E_out,), optional
 
     Returns
@@ -23,9 +27,44 @@ def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
     >>> project(np.array([1.0, 2.0]), np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 3.0]])).tolist()
     [1.0, 3.0, 6.0]
     """
+    if is_packed(weight):
+        from qkv.kernels.matmul import matmul  # the compiler is loaded when it is first needed
+
+        return matmul(x, weight, bias)
     xp = array_namespace(x, weight)
     mapped = x @ xp.matrix_transpose(weight)
     return mapped if bias is None else mapped + bias
+
+
+def prepare(weight: Array) -> Any:
+    """Lay a weight out as the kernels read it, where they are in use; it is then only for `project`.
+
+    Parameters
+    ----------
+    weight : (E_out, E_in) float32
+
+    Returns
+    -------
+    PackedWeight or (E_out, E_in)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from qkv import use_backend
+    >>> with use_backend("numpy"):
+    ...     is_packed(prepare(np.ones((3, 2), np.float32)))
+    False
+    """
+    if not is_compiled():
+        return weight
+    from qkv.kernels.panels import pack
+
+    return pack(weight)
+
+
+def is_packed(weight: Any) -> bool:
+    """Whether a weight is laid out for the kernels."""
+    return hasattr(weight, "panels")
 
 
 def split_heads(x: Array, num_heads: int) -> Array:

@@ -16,6 +16,8 @@ from qkv.errors import OptionError
 from qkv.models import Model, load, new_cache
 from qkv.ops.sampling import Sampling
 
+WARM_UP_TOKENS = 16
+
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells count it."""
 
@@ -81,6 +83,7 @@ def generate(
         raise OptionError("--compare runs with and without the cache already; leave --no-cache out")
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     loaded = _load(model)
+    _warm_up(loaded)
 
     def begin(cached: bool) -> tuple[Generation, ContiguousCache | None]:
         cache = new_cache(loaded) if cached else None
@@ -88,7 +91,7 @@ def generate(
         return made, cache
 
     if compare:
-        _compare(loaded, begin, prompt, as_json)
+        _compare(begin, prompt, as_json)
         return
     report = _run(*begin(not no_cache), prompt, stream=not as_json)
     _print_json({"prompt": prompt} | asdict(report)) if as_json else _note(report.line())
@@ -104,6 +107,12 @@ def _load(folder: Path) -> Model:
     for warning in caught:
         _note(f"warning: {warning.message}")
     return model
+
+
+def _warm_up(model: Model) -> None:
+    """Load, or the very first time compile, the code for many tokens and for one: no figure shall hold it."""
+    for num_tokens in (min(WARM_UP_TOKENS, model.context_length), 1):
+        model.next_logits([0] * num_tokens)
 
 
 def _run(generation: Generation, cache: ContiguousCache | None, prompt: str, *, stream: bool) -> RunReport:
@@ -138,13 +147,11 @@ def _run(generation: Generation, cache: ContiguousCache | None, prompt: str, *, 
 
 
 def _compare(
-    model: Model,
     begin: Callable[[bool], tuple[Generation, ContiguousCache | None]],
     prompt: str,
     as_json: bool,
 ) -> None:
     """Run with the cache, then without, and say how much faster the cache made it at this length."""
-    model.next_logits([0])  # the first call of a process pays for loading code; neither run should
     cached = _run(*begin(True), prompt, stream=not as_json)
     uncached = _run(*begin(False), prompt, stream=False)
     speed_up = uncached.seconds / cached.seconds if cached.seconds else 0.0

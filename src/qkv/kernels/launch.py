@@ -1,0 +1,67 @@
+"""Start one compiled worker per thread.
+
+A worker is a compiled function of two integers: the address of a call's words, and which worker it
+is. All of them start from the one parallel loop here, by address: a loop of their own would have
+the compiler go through each worker's code several times over.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import prange, types
+from numpy.typing import NDArray
+
+from qkv.kernels.compiler import compiled
+from qkv.kernels.micro import instruction
+
+SIGNATURE = (types.int64, types.int64)
+
+
+def launch(worker: Any, call: NDArray[np.int64], num_workers: int) -> None:
+    """Run ``num_workers`` shares of a call and wait for all.
+
+    Parameters
+    ----------
+    worker : compiled function
+        Takes the address of ``call`` and its own number.
+    call : (words,) int64
+    num_workers : int
+    """
+    if num_workers == 1:
+        worker(address(call), 0)
+    else:
+        _start_all(_address_of(worker), address(call), num_workers)
+
+
+def address(array: NDArray[Any]) -> int:
+    """Return where an array's data begins."""
+    return array.__array_interface__["data"][0]
+
+
+@cache
+def _address_of(worker: Any) -> int:
+    """Compile a worker and return where its code begins."""
+    worker.compile(SIGNATURE)
+    result = worker.overloads[SIGNATURE]
+    return result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
+
+
+@instruction
+def _call_at(typing_context: Any, code: Any, call: Any, number: Any) -> Any:
+    signature = types.void(types.intp, types.intp, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        # The wrapper that other languages call returns None as a null pointer.
+        worker_type = ir.FunctionType(ir.IntType(8).as_pointer(), [ir.IntType(64)] * 2)
+        builder.call(builder.inttoptr(arguments[0], worker_type.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return signature, write
+
+
+@compiled(parallel=True)
+def _start_all(code: int, call: int, num_workers: int) -> None:
+    for number in prange(num_workers):
+        _call_at(code, call, number)

@@ -1,0 +1,254 @@
+"""Matrix products ``y = x W^T`` whose bits depend on nothing but a row of x and a row of W.
+
+Every result is one chain of fused multiply-adds along the inner axis, from 0, in order; the bias is
+added once at the end. Blocks of the inner axis put the float32 results down and take them up again,
+which changes no bit. So a row gives the same bits alone, among 512 rows, and on any number of threads.
+
+The ladder, float32, one thread on AVX-512. Many rows, 1536 x 1536 x 1536, best of 8 within one run:
+
+================================================================  =========  ====================
+version                                                           GFLOP/s    step
+================================================================  =========  ====================
+`matmul_plain`: one number after another                          1.6
+panels, one row of registers at a time                            42         26x
+rectangles of 8 rows x 2 vectors, x copied anew for 2 panels      73         1.7x
+x copied once for up to 24 panels: this file                      98         1.3x
+NumPy (OpenBLAS), for comparison                                  95
+================================================================  =========  ====================
+
+The rectangle alone, fed from the cache, reaches 115; so do 12 x 2, 6 x 4 and 4 x 4. Copies and final
+writes must be loops over slices: with indices computed in full they were 7 times as slow, 1.3x in all.
+
+Few rows wait for memory instead. 4096 x 4096, several matrices in turn, against one panel at a time:
+
+=====================================  =========  =========  =========
+version                                float32    bfloat16   int8
+=====================================  =========  =========  =========
+1 row, two panels at a time            1.00x      1.09x      1.07x
+2 rows, two panels at a time           1.00x      1.28x      1.15x
+4 rows, two panels at a time           1.04x      1.45x      1.23x
+=====================================  =========  =========  =========
+
+Prefetch instructions and a loop unrolled by 4 changed nothing that could be told from noise.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from qkv.errors import ShapeError
+from qkv.kernels import micro
+from qkv.kernels.compiler import compiled
+from qkv.kernels.host import Tile, num_threads
+from qkv.kernels.panel_products import panel_product
+from qkv.kernels.panels import GROUP, PackedWeight, pack
+
+__all__ = ["PackedWeight", "matmul", "matmul_plain", "pack"]
+
+at: Any = micro.at  # typed for compiled callers, who do not see its first parameter
+moved: Any = micro.moved
+fma: Any = micro.fma
+
+BLOCK_DEPTH = 512
+"""Steps of the inner axis at once, so that a panel's block stays in the cache; a multiple of `GROUP`."""
+
+BLOCK_ROWS = 48
+BLOCK_COLUMNS = 768
+"""Results at once, at most: what a block of x is copied for."""
+
+ROW_STEP = BLOCK_DEPTH + 16
+"""Between rows of the copied block: no power of 2, which would crowd them into few sets of the cache."""
+
+FEW_PANELS = 4
+BLOCKS_PER_THREAD = 8
+"""At least, where there are many: so that threads finish at about the same time."""
+
+FEW_OPERATIONS = 1 << 20
+"""Multiply-adds below which waking threads takes longer than the product."""
+
+
+def matmul(
+    x: NDArray[np.float32], weight: PackedWeight, bias: NDArray[Any] | None = None
+) -> NDArray[np.float32]:
+    """Return ``x W^T + bias``; each row's bits are the same whatever stands beside it.
+
+    Parameters
+    ----------
+    x : (..., E_in) float32
+    weight : PackedWeight, (E_out, E_in)
+    bias : (E_out,), optional
+
+    Returns
+    -------
+    (..., E_out) float32
+
+    Raises
+    ------
+    ShapeError
+        If the axes do not fit together.
+    TypeError
+        If ``x`` is not float32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> weight = pack(np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 3.0]], np.float32))
+    >>> matmul(np.array([1.0, 2.0], np.float32), weight).tolist()
+    [1.0, 3.0, 6.0]
+    """
+    rows, biases = _operands(x, weight, bias)
+    y = np.empty((len(rows), weight.shape[0]), np.float32)
+    multiply = _kernel(weight.tile)
+    if len(rows) * weight.panels.size < FEW_OPERATIONS:
+        multiply = multiply.alone
+    multiply(rows, weight.panels, weight.scales, biases, y, _block_panels(len(rows), weight))
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _operands(
+    x: NDArray[Any], weight: PackedWeight, bias: NDArray[Any] | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return x as rows and a bias for every column, laid out as the kernels are compiled for."""
+    E_out, E_in = weight.shape
+    if x.dtype != np.float32:
+        raise TypeError(f"x must be float32, got {x.dtype}; try x.astype('float32')")
+    if x.ndim == 0 or x.shape[-1] != E_in:
+        raise ShapeError(
+            f"x must be (..., {E_in}) for a weight {weight.shape}, got {x.shape}; weights are (E_out, E_in)"
+        )
+    if bias is not None and bias.shape != (E_out,):
+        raise ShapeError(f"bias must be ({E_out},), got {bias.shape}; try one number for each output")
+    rows = np.require(x.reshape(math.prod(x.shape[:-1]), E_in), requirements=["C", "A", "W"])
+    # -0.0 + y is y to the bit; 0.0 + y would turn -0.0 into 0.0.
+    biases = np.full(E_out, -0.0, np.float32) if bias is None else np.array(bias, np.float32)
+    return rows, biases
+
+
+def _block_panels(num_rows: int, weight: PackedWeight) -> int:
+    """Return how many panels a thread takes at a time, in pairs.
+
+    Many share one copy of x. But a few rows wait for the weights, which stream best from few places.
+    """
+    if num_rows <= weight.tile.rows:
+        return FEW_PANELS
+    num_panels = len(weight.panels)
+    share = num_panels * math.ceil(num_rows / BLOCK_ROWS) // (BLOCKS_PER_THREAD * num_threads())
+    most = min(max(share, FEW_PANELS), BLOCK_COLUMNS // weight.tile.columns)
+    evenly = num_panels / math.ceil(num_panels / most)
+    return 2 * math.ceil(evenly / 2)
+
+
+@cache
+def _kernel(tile: Tile) -> Any:
+    add_products = _product_adder(tile)
+    columns = tile.columns
+
+    @compiled(parallel=True)
+    def multiply(x: Any, panels: Any, scales: Any, bias: Any, y: Any, block_panels: int) -> None:
+        num_rows, num_panels = len(x), len(panels)
+        row_blocks = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS
+        panel_blocks = (num_panels + block_panels - 1) // block_panels
+        for block in prange(row_blocks * panel_blocks):
+            row = block % row_blocks * BLOCK_ROWS
+            panel = block // row_blocks * block_panels
+            x_block = x[row : min(row + BLOCK_ROWS, num_rows)]
+            held = np.empty((len(x_block), ROW_STEP), np.float32)
+            sums = np.zeros((block_panels, len(x_block), columns), np.float32)
+            for start in range(0, x.shape[1], BLOCK_DEPTH):
+                depth = min(BLOCK_DEPTH, x.shape[1] - start)
+                _hold(x_block, start, depth, held)
+                add_products(held, panels, scales, sums, panel, start, depth)
+            _finish(sums, bias, y, row, panel * columns)
+
+    return multiply
+
+
+@compiled()
+def _hold(x: Any, start: int, depth: int, held: Any) -> None:
+    """Copy ``depth`` columns of x to where their rows lie well apart in the cache."""
+    for row in range(len(x)):
+        source, target = x[row, start : start + depth], held[row, :depth]
+        for k in range(depth):
+            target[k] = source[k]
+
+
+@compiled()
+def _finish(sums: Any, bias: Any, y: Any, first_row: int, first_column: int) -> None:
+    """Write a block of results, without the columns that only fill the last panel."""
+    num_rows, columns = sums.shape[1:]
+    last_column = min(first_column + len(sums) * columns, y.shape[1])
+    for panel, start in enumerate(range(first_column, last_column, columns)):
+        stop = min(start + columns, y.shape[1])
+        biases = bias[start:stop]
+        for row in range(num_rows):
+            source, target = sums[panel, row], y[first_row + row, start:stop]
+            for column in range(stop - start):
+                target[column] = source[column] + biases[column]
+
+
+def _product_adder(tile: Tile) -> Any:
+    """Make the function that adds the products of a copied block of x with some panels to their sums."""
+    columns = tile.columns
+    many = panel_product(tile.rows, tile.vectors, tile.width)
+    four, two, one = (panel_product(rows, tile.vectors, tile.width, panels=2) for rows in (4, 2, 1))
+
+    @compiled()
+    def add_products(
+        held: Any, panels: Any, scales: Any, sums: Any, first: int, start: int, depth: int
+    ) -> None:
+        num_panels, num_rows = min(len(sums), len(panels) - first), sums.shape[1]
+        w_size, s_size, y_size = panels.shape[1] * columns, scales.shape[1] * columns, num_rows * columns
+        x = at(held, 0)
+        for panel in range(0, num_panels, 2):
+            w = at(panels, (first + panel) * w_size + start * columns)
+            s = at(scales, (first + panel) * s_size + start // GROUP * columns)
+            y = at(sums, panel * y_size)
+            # A last panel that has no neighbour is its own; nobody looks at that one's results.
+            w_apart, s_apart = (w_size, s_size) if panel + 1 < num_panels else (0, 0)
+            row = many(x, ROW_STEP, w, 0, s, 0, y, 0, depth, 0, num_rows)
+            many(
+                x,
+                ROW_STEP,
+                moved(w, w_apart),
+                0,
+                moved(s, s_apart),
+                0,
+                moved(y, y_size),
+                0,
+                depth,
+                0,
+                num_rows,
+            )
+            row = four(x, ROW_STEP, w, w_apart, s, s_apart, y, y_size, depth, row, num_rows)
+            row = two(x, ROW_STEP, w, w_apart, s, s_apart, y, y_size, depth, row, num_rows)
+            one(x, ROW_STEP, w, w_apart, s, s_apart, y, y_size, depth, row, num_rows)
+
+    return add_products
+
+
+def matmul_plain(
+    x: NDArray[np.float32], weight: PackedWeight, bias: NDArray[Any] | None = None
+) -> NDArray[np.float32]:
+    """Return what `matmul` returns, to the bit, one number after another."""
+    rows, biases = _operands(x, weight, bias)
+    y = np.empty((len(rows), weight.shape[0]), np.float32)
+    _multiply_plainly(rows, *weight.stored(), biases, y)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+@compiled()
+def _multiply_plainly(x: Any, weight: Any, scales: Any, bias: Any, y: Any) -> None:
+    group = GROUP if scales.shape[1] else max(1, x.shape[1])
+    for row in range(len(x)):
+        for column in range(len(weight)):
+            total = np.float32(0)
+            for start in range(0, x.shape[1], group):
+                chain = np.float32(0)
+                for k in range(start, min(start + group, x.shape[1])):
+                    chain = fma(x[row, k], weight[column, k], chain)
+                total = fma(chain, scales[column, start // group], total) if scales.shape[1] else chain
+            y[row, column] = total + bias[column]

@@ -1,0 +1,408 @@
+"""The smallest pieces of work, as functions that compiled code can call.
+
+`tile_product` is the heart: a rectangle of rows x (vectors * width) results, all in registers,
+grows by one fused multiply-add each for every step along the inner axis. Each result is one chain
+in the order of that axis, however large the rectangle, so a product has the same bits whether its
+rows are computed alone or together.
+
+Each function here makes a Numba intrinsic for one shape of work. Pointers are ``at(array, offset)``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from qkv.kernels.vectors import VectorWriter, index, repeat
+
+
+def instruction(write: Callable[..., Any]) -> Any:
+    """Make a function that compiled code can call; its first argument is the compiler's and not given."""
+    return intrinsic(write)
+
+
+@instruction
+def at(typing_context: Any, array: Any, offset: Any) -> Any:
+    """Return the address of a contiguous array's element, without a bounds check."""
+    signature = types.CPointer(array.dtype)(array, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        made = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.gep(made.data, [arguments[1]])
+
+    return signature, write
+
+
+def tile_product(
+    rows: int, vectors: int, width: int, *, adds: bool, weights: str = "float32", link: int | None = None
+) -> Any:
+    """Make ``c (+)= a b`` for a rectangle held in registers.
+
+    The result takes ``(a, a_row, a_step, b, b_step, c, c_row, depth)``: row r of a stands at
+    ``a + r * a_row`` and moves by ``a_step`` per step of the inner axis; b moves by ``b_step`` and
+    gives ``vectors * width`` neighbours; c is stored row by row, ``c_row`` apart.
+
+    Parameters
+    ----------
+    rows, vectors, width : int
+        The rectangle: rows x (vectors * width) numbers.
+    adds : bool
+        Go on from what c holds, rather than from 0.
+    weights : "float32" or "bfloat16"
+        How b is stored.
+    link : int, optional
+        Cut the inner axis into chains of so many steps, each begun at 0, and add their sums up in
+        order. Many short chains lose less to rounding than a long one; it takes twice the registers.
+    """
+
+    @instruction
+    def product(
+        typing_context: Any,
+        a: Any,
+        a_row: Any,
+        a_step: Any,
+        b: Any,
+        b_step: Any,
+        c: Any,
+        c_row: Any,
+        depth: Any,
+    ) -> Any:
+        size = types.intp
+        signature = types.void(a, size, size, b, size, c, size, size)
+        return signature, _write_product(rows, vectors, width, adds=adds, weights=weights, link=link)
+
+    return product
+
+
+def _write_product(
+    rows: int, vectors: int, width: int, *, adds: bool, weights: str, link: int | None
+) -> Callable[..., Any]:
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        a, a_row, a_step, b, b_step, c, c_row, depth = arguments
+        writer = VectorWriter(builder, width)
+        load = writer.load if weights == "float32" else writer.load_bfloat16
+        columns = [index(vector * width) for vector in range(vectors)]
+        a_rows = [builder.gep(a, [builder.mul(a_row, index(row))]) for row in range(rows)]
+        c_rows = [builder.gep(c, [builder.mul(c_row, index(row))]) for row in range(rows)]
+
+        def step(k: Any, sums: list[Any]) -> list[Any]:
+            beside = builder.gep(b, [builder.mul(k, b_step)])
+            along = builder.mul(k, a_step)
+            b_vectors = [load(beside, column) for column in columns]
+            scalars = [writer.splat(builder.load(builder.gep(start, [along]))) for start in a_rows]
+            pairs = ((scalar, vector) for scalar in scalars for vector in b_vectors)
+            return [writer.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
+
+        def chain(number: Any, totals: list[Any]) -> list[Any]:
+            first = builder.mul(number, index(link or 0))
+            rest = builder.sub(depth, first)
+            count = builder.select(builder.icmp_signed("<", rest, index(link or 0)), rest, index(link or 0))
+            zeros = [writer.constant(0.0)] * len(totals)
+            sums = repeat(builder, count, zeros, lambda k, sums: step(builder.add(first, k), sums))
+            return [builder.fadd(total, one) for total, one in zip(totals, sums, strict=True)]
+
+        places = [(row, column) for row in c_rows for column in columns]
+        totals = [writer.load(*place) if adds else writer.constant(0.0) for place in places]
+        if link is None:
+            totals = repeat(builder, depth, totals, step)
+        else:
+            num_chains = builder.sdiv(builder.add(depth, index(link - 1)), index(link))
+            totals = repeat(builder, num_chains, totals, chain)
+        for total, place in zip(totals, places, strict=True):
+            writer.store(total, *place)
+        return context.get_dummy_value()
+
+    return write
+
+
+@instruction
+def pointer(typing_context: Any, address: Any) -> Any:
+    """Return an array's address, passed as an integer, as a pointer to float32."""
+    signature = types.CPointer(types.float32)(types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return signature, write
+
+
+@instruction
+def moved(typing_context: Any, start: Any, offset: Any) -> Any:
+    """Return the pointer ``offset`` numbers further on."""
+    signature = start(start, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.gep(arguments[0], [arguments[1]])
+
+    return signature, write
+
+
+@instruction
+def number_at(typing_context: Any, start: Any, offset: Any) -> Any:
+    """Return the number ``offset`` places further on."""
+    signature = types.float32(start, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.gep(arguments[0], [arguments[1]]))
+
+    return signature, write
+
+
+@instruction
+def prefetch(typing_context: Any, start: Any, offset: Any) -> Any:
+    """Have the line of memory ``offset`` numbers further on brought nearer; any address is allowed."""
+    signature = types.void(start, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        start, offset = arguments
+        pointer_type, kind = ir.IntType(8).as_pointer(), ir.IntType(32)
+        module, name = builder.module, "llvm.prefetch.p0"
+        if name not in module.globals:
+            ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer_type, kind, kind, kind]), name)
+        line = builder.bitcast(builder.gep(start, [offset]), pointer_type)
+        to_read, into_second_level, data = (ir.Constant(kind, value) for value in (0, 2, 1))
+        builder.call(module.globals[name], [line, to_read, into_second_level, data])
+        return context.get_dummy_value()
+
+    return signature, write
+
+
+@instruction
+def put_number(typing_context: Any, start: Any, offset: Any, value: Any) -> Any:
+    """Write a number ``offset`` places further on."""
+    signature = types.void(start, types.intp, types.float32)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        start, offset, value = arguments
+        builder.store(value, builder.gep(start, [offset]))
+        return context.get_dummy_value()
+
+    return signature, write
+
+
+@instruction
+def integer_at(typing_context: Any, address: Any, offset: Any) -> Any:
+    """Return the 64-bit integer ``offset`` places behind an address passed as an integer."""
+    signature = types.int64(types.intp, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(builder.gep(start, [arguments[1]]))
+
+    return signature, write
+
+
+@instruction
+def put_integer(typing_context: Any, address: Any, offset: Any, value: Any) -> Any:
+    """Write a 64-bit integer ``offset`` places behind an address passed as an integer."""
+    signature = types.void(types.intp, types.intp, types.int64)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        address, offset, value = arguments
+        start = builder.inttoptr(address, ir.IntType(64).as_pointer())
+        builder.store(value, builder.gep(start, [offset]))
+        return context.get_dummy_value()
+
+    return signature, write
+
+
+@instruction
+def byte_at(typing_context: Any, address: Any) -> Any:
+    """Return the byte at an address passed as an integer."""
+    signature = types.uint8(types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+
+    return signature, write
+
+
+@instruction
+def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c`` of three float32 numbers with one rounding."""
+    number = types.float32
+    signature = number(number, number, number)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return signature, write
+
+
+def online_softmax(vectors: int, width: int) -> Any:
+    """Make the step that turns a block of scores into weights, each lane a query.
+
+    The result takes ``(scores, num_keys, scale, highest, denominator, rescale)``. Scores are
+    ``num_keys`` rows of lanes, and become ``exp(score * scale - highest)``. ``highest`` and
+    ``denominator`` (one number per lane) are brought up to date, in the order of the keys;
+    ``rescale`` gets what earlier sums must be multiplied by. A lane that has seen nothing keeps
+    ``-inf`` and 0.
+    """
+
+    @instruction
+    def step(
+        typing_context: Any,
+        scores: Any,
+        num_keys: Any,
+        scale: Any,
+        highest: Any,
+        denominator: Any,
+        rescale: Any,
+    ) -> Any:
+        signature = types.void(scores, types.intp, types.float32, highest, denominator, rescale)
+        return signature, _write_softmax(vectors, width)
+
+    return step
+
+
+def _write_softmax(vectors: int, width: int) -> Callable[..., Any]:
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        scores, num_keys, scale, highest, denominator, rescale = arguments
+        writer = VectorWriter(builder, width)
+        columns = [index(vector * width) for vector in range(vectors)]
+        scales = writer.splat(scale)
+
+        def row(key: Any) -> Any:
+            return builder.gep(scores, [builder.mul(key, index(vectors * width))])
+
+        def raise_highest(key: Any, so_far: list[Any]) -> list[Any]:
+            scaled = [builder.fmul(writer.load(row(key), column), scales) for column in columns]
+            for score, column in zip(scaled, columns, strict=True):
+                writer.store(score, row(key), column)
+            return [writer.maximum(score, top) for score, top in zip(scaled, so_far, strict=True)]
+
+        before = [writer.load(highest, column) for column in columns]
+        after = repeat(builder, num_keys, before, raise_highest)
+        shifts = [_finite(writer, top) for top in after]
+        factors = [writer.exp(builder.fsub(top, shift)) for top, shift in zip(before, shifts, strict=True)]
+
+        def weigh(key: Any, sums: list[Any]) -> list[Any]:
+            shifted = [
+                builder.fsub(writer.load(row(key), c), s) for c, s in zip(columns, shifts, strict=True)
+            ]
+            weights = [writer.exp(score) for score in shifted]
+            for weight, column in zip(weights, columns, strict=True):
+                writer.store(weight, row(key), column)
+            return [builder.fadd(total, weight) for total, weight in zip(sums, weights, strict=True)]
+
+        sums = [builder.fmul(writer.load(denominator, c), f) for c, f in zip(columns, factors, strict=True)]
+        sums = repeat(builder, num_keys, sums, weigh)
+        for column, top, total, factor in zip(columns, after, sums, factors, strict=True):
+            writer.store(top, highest, column)
+            writer.store(total, denominator, column)
+            writer.store(factor, rescale, column)
+        return context.get_dummy_value()
+
+    return write
+
+
+def _finite(writer: VectorWriter, highest: Any) -> Any:
+    """Return what to subtract before exp: the highest score, or 0 where nothing was seen."""
+    nothing = writer.builder.fcmp_ordered("==", highest, writer.constant(float("-inf")))
+    return writer.builder.select(nothing, writer.constant(0.0), highest)
+
+
+def merge_states(vectors: int, width: int) -> Any:
+    """Make the step that joins the attention over some keys with that over later ones, lane by lane.
+
+    The result takes ``(output, highest, denominator, other_output, other_highest,
+    other_denominator, num_rows)`` and leaves the joined state in the first three. A lane in which
+    one side has seen nothing takes every bit of the other.
+    """
+
+    @instruction
+    def step(
+        typing_context: Any,
+        output: Any,
+        highest: Any,
+        denominator: Any,
+        other: Any,
+        other_highest: Any,
+        other_denominator: Any,
+        num_rows: Any,
+    ) -> Any:
+        signature = types.void(
+            output, highest, denominator, other, other_highest, other_denominator, types.intp
+        )
+        return signature, _write_merge(vectors, width)
+
+    return step
+
+
+def _write_merge(vectors: int, width: int) -> Callable[..., Any]:
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        output, highest, denominator, other, other_highest, other_denominator, num_rows = arguments
+        writer = VectorWriter(builder, width)
+        nothing = writer.constant(float("-inf"))
+        for column in (index(vector * width) for vector in range(vectors)):
+            top, other_top = writer.load(highest, column), writer.load(other_highest, column)
+            joined = writer.maximum(top, other_top)
+            shift = _finite(writer, joined)
+            share = writer.exp(builder.fsub(top, shift))
+            other_share = writer.exp(builder.fsub(other_top, shift))
+            only_first = builder.fcmp_ordered("==", other_top, nothing)
+            only_other = builder.fcmp_ordered("==", top, nothing)
+
+            shares = share, other_share, only_first, only_other
+
+            def join_row(row: Any, _: list[Any], column: Any = column, shares: Any = shares) -> list[Any]:
+                offset = builder.add(builder.mul(row, index(vectors * width)), column)
+                first, second = writer.load(output, offset), writer.load(other, offset)
+                writer.store(_join(writer, first, second, *shares), output, offset)
+                return []
+
+            first, second = writer.load(denominator, column), writer.load(other_denominator, column)
+            total = _join(writer, first, second, *shares)
+            repeat(builder, num_rows, [], join_row)
+            writer.store(total, denominator, column)
+            writer.store(joined, highest, column)
+        return context.get_dummy_value()
+
+    return write
+
+
+def _join(
+    writer: VectorWriter,
+    first: Any,
+    second: Any,
+    share: Any,
+    other_share: Any,
+    only_first: Any,
+    only_other: Any,
+) -> Any:
+    """Mix two sides by their shares, or take the one side that has seen something."""
+    mixed = writer.fma(second, other_share, writer.builder.fmul(first, share))
+    one_side = writer.builder.select(only_other, second, mixed)
+    return writer.builder.select(only_first, first, one_side)
+
+
+def scale_rows(vectors: int, width: int) -> Any:
+    """Make the step that multiplies ``num_rows`` rows of lanes by one number per lane.
+
+    The result takes ``(rows, num_rows, factors)``.
+    """
+
+    @instruction
+    def step(typing_context: Any, rows: Any, num_rows: Any, factors: Any) -> Any:
+        signature = types.void(rows, types.intp, factors)
+
+        def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            start, count, factors = arguments
+            writer = VectorWriter(builder, width)
+            columns = [index(vector * width) for vector in range(vectors)]
+            multipliers = [writer.load(factors, column) for column in columns]
+
+            def multiply(row: Any, _: list[Any]) -> list[Any]:
+                place = builder.gep(start, [builder.mul(row, index(vectors * width))])
+                for column, multiplier in zip(columns, multipliers, strict=True):
+                    writer.store(builder.fmul(writer.load(place, column), multiplier), place, column)
+                return []
+
+            repeat(builder, count, [], multiply)
+            return context.get_dummy_value()
+
+        return signature, write
+
+    return step

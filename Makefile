@@ -11,7 +11,7 @@ help:
 	@echo "make test        the test suite (core and dev packages)"
 	@echo "make test-peers  compare with PyTorch, ONNX, JAX and transformers (large install)"
 	@echo "make lint        ruff, pyright, import layers"
-	@echo "make bench       what the KV cache and tiling buy on this machine"
+	@echo "make bench       what tiling, the KV cache and the kernels buy on this machine (minutes)"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"qkv needs Python 3.11 or newer, this is {v[0]}.{v[1]}; try: make PYTHON=python3.12 ...")'

@@ -1,4 +1,4 @@
-"""`make bench`: tiling against the textbook formula, and generation with a KV cache against without.
+"""`make bench`: what tiling, the KV cache and the compiled kernels buy, in some minutes.
 
 Every figure is a ratio of two ways measured in turn in this one process.
 """
@@ -7,6 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import attention, matmul
 from benchmarks.pairs import compare, peak_bytes
 from qkv import CachedMultiHeadAttention, attend
 from qkv.ops.attention import attend_by, dense_path, tiled_path
@@ -75,3 +76,6 @@ if __name__ == "__main__":
     console = Console()
     console.print(attention_table())
     console.print(cache_table())
+    console.print(matmul.table())
+    console.print(attention.decode_table())
+    console.print(attention.prefill_table())

@@ -73,6 +73,8 @@ RULES: dict[str, dict[str, Any]] = {
     **ORDERS,
     **LENGTHS,
     **LOGITS,
+    "causal with a negative scale": {"causal": True, "scale": -1.0},
+    "window with scale 0": {"window": 3, "scale": 0.0},
     "causal with lengths": {"causal": True, "q_lengths": [3, T], "kv_lengths": [S, 5]},
     "window with lengths": {"window": 2, "q_lengths": [T, 2], "kv_lengths": [3, S]},
     "alibi with lengths": {"alibi_slopes": normal(6, H) ** 2, "kv_lengths": [4, S]},

@@ -31,7 +31,7 @@ one product reads 31 to 45, though from the second-level cache it reads 17 on ea
 whole block ahead at once bought 1.1x, asking row by row between products 1.3x. Scores in chains of 16
 with their sums, for accuracy, cost nothing that could be told from noise.
 
-A worker is one thread's share of a call. It gets everything by addresses: the words of `Call`, and
+A worker is one thread's share of a call. It gets everything by addresses: the words listed below, and
 a workspace of its own, which is bounded by the tile and not by T or S.
 """
 
@@ -261,7 +261,10 @@ def make_workers(rows: int, vectors: int, width: int) -> tuple[Any, Any, Any]:
         has_grid = integer_at(call, MASK) != 0 or integer_at(call, BIAS) != 0
         adjusts = has_grid or integer_at(call, HAS_SLOPES) != 0
         adjusts = adjusts or number_at(pointer(integer_at(call, NUMBERS)), 1) != 0
-        scale = np.float32(1) if adjusts else number_at(pointer(integer_at(call, NUMBERS)), 0)
+        # A positive scale may wait until the softmax; one of 0 or less would turn a hidden -inf over.
+        scale = number_at(pointer(integer_at(call, NUMBERS)), 0)
+        adjusts = adjusts or not scale > 0
+        scale = np.float32(1) if adjusts else scale
         scores, rescale = scratch, moved(scratch, 2 * BLOCK_KEYS * lanes)
         copy = moved(scratch, BLOCK_KEYS * lanes)
         highest, denominator = moved(state, value_size * lanes), moved(state, (value_size + 1) * lanes)

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from qkv.ops.backend import DISABLE_VARIABLE
+
 # A process of its own, with one BLAS thread: on a busy machine two would wait for each other.
 MEASURE = """
 import json, sys, tracemalloc
@@ -26,20 +28,23 @@ print(json.dumps([peak_bytes(*case) for case in json.loads(sys.argv[1])]))
 """
 
 
-def peak_bytes(*cases: tuple[int, int, bool]) -> list[int]:
+def peak_bytes(backend: str, *cases: tuple[int, int, bool]) -> list[int]:
     """Return the most memory in use at once for each ``(T, S, causal)``, one float32 head of 64."""
     command = [sys.executable, "-c", MEASURE, json.dumps(cases)]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    disabled = "1" if backend == "numpy" else "0"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", DISABLE_VARIABLE: disabled}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(run.stdout)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "compiled"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_32768_queries_and_keys_need_less_than_100_mb(causal):
-    (peak,) = peak_bytes((32768, 32768, causal))
+def test_32768_queries_and_keys_need_less_than_100_mb(causal, backend):
+    (peak,) = peak_bytes(backend, (32768, 32768, causal))
     assert peak < 100e6  # the scores alone would be 4.3 GB
 
 
-def test_memory_grows_with_positions_and_not_with_their_square():
-    small, large = peak_bytes((2048, 2048, True), (8192, 8192, True))
+@pytest.mark.parametrize("backend", ["numpy", "compiled"])
+def test_memory_grows_with_positions_and_not_with_their_square(backend):
+    _, small, large = peak_bytes(backend, (64, 64, True), (2048, 2048, True), (8192, 8192, True))
     assert large < 4 * small  # the square would be 16 times as much

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.kernels import micro
 from qkv.kernels.compiler import cache_folder, compiled
 from qkv.kernels.host import num_threads, set_num_threads
+from qkv.kernels.memory import at
+from qkv.kernels.micro import tile_product
 
 # isort: split
 from numba import get_num_threads, prange  # after qkv, which says how many threads to be ready for
 
-at: Any = micro.at  # its first parameter is the compiler's own
 ROWS, DEPTH, WIDTH = 7, 5, 4
 
 
@@ -33,7 +33,7 @@ def scaled(factor):
 
 
 def multiplied(vectors):
-    product: Any = micro.tile_product(1, vectors, WIDTH, adds=False)
+    product: Any = tile_product(1, vectors, WIDTH, adds=False)
 
     @compiled(parallel=True)
     def multiply(a, b, c):

@@ -41,21 +41,18 @@ from typing import Any
 import numpy as np
 
 from qkv.kernels.compiler import compiled
-from qkv.kernels.micro import (
+from qkv.kernels.memory import (
     byte_at,
     fma,
     integer_at,
-    merge_states,
     moved,
     number_at,
-    online_softmax,
     pointer,
     prefetch,
     put_integer,
     put_number,
-    scale_rows,
-    tile_product,
 )
+from qkv.kernels.micro import merge_states, online_softmax, scale_rows, tile_product
 
 BLOCK_KEYS = 64
 STRETCH_KEYS = 1024

@@ -14,7 +14,7 @@ from numba import prange, types
 from numpy.typing import NDArray
 
 from qkv.kernels.compiler import compiled
-from qkv.kernels.micro import instruction
+from qkv.kernels.memory import instruction
 
 SIGNATURE = (types.int64, types.int64)
 

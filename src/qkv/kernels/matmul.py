@@ -41,17 +41,13 @@ from numba import prange
 from numpy.typing import NDArray
 
 from qkv.errors import ShapeError
-from qkv.kernels import micro
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import Tile, num_threads
+from qkv.kernels.memory import at, fma, moved
 from qkv.kernels.panel_products import panel_product
 from qkv.kernels.panels import GROUP, PackedWeight, pack
 
 __all__ = ["PackedWeight", "matmul", "matmul_plain", "pack"]
-
-at: Any = micro.at  # typed for compiled callers, who do not see its first parameter
-moved: Any = micro.moved
-fma: Any = micro.fma
 
 BLOCK_DEPTH = 512
 """Steps of the inner axis at once, so that a panel's block stays in the cache; a multiple of `GROUP`."""

@@ -5,7 +5,7 @@ grows by one fused multiply-add each for every step along the inner axis. Each r
 in the order of that axis, however large the rectangle, so a product has the same bits whether its
 rows are computed alone or together.
 
-Each function here makes a Numba intrinsic for one shape of work. Pointers are ``at(array, offset)``.
+Each function here makes one piece, for one shape of work. `memory` has what hands it its operands.
 """
 
 from collections.abc import Callable
@@ -13,26 +13,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from qkv.kernels.memory import instruction
 from qkv.kernels.vectors import VectorWriter, index, repeat
-
-
-def instruction(write: Callable[..., Any]) -> Any:
-    """Make a function that compiled code can call; its first argument is the compiler's and not given."""
-    return intrinsic(write)
-
-
-@instruction
-def at(typing_context: Any, array: Any, offset: Any) -> Any:
-    """Return the address of a contiguous array's element, without a bounds check."""
-    signature = types.CPointer(array.dtype)(array, types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, arguments[0])
-        return builder.gep(made.data, [arguments[1]])
-
-    return signature, write
 
 
 def tile_product(
@@ -115,120 +98,6 @@ def _write_product(
         return context.get_dummy_value()
 
     return write
-
-
-@instruction
-def pointer(typing_context: Any, address: Any) -> Any:
-    """Return an array's address, passed as an integer, as a pointer to float32."""
-    signature = types.CPointer(types.float32)(types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
-
-    return signature, write
-
-
-@instruction
-def moved(typing_context: Any, start: Any, offset: Any) -> Any:
-    """Return the pointer ``offset`` numbers further on."""
-    signature = start(start, types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.gep(arguments[0], [arguments[1]])
-
-    return signature, write
-
-
-@instruction
-def number_at(typing_context: Any, start: Any, offset: Any) -> Any:
-    """Return the number ``offset`` places further on."""
-    signature = types.float32(start, types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.gep(arguments[0], [arguments[1]]))
-
-    return signature, write
-
-
-@instruction
-def prefetch(typing_context: Any, start: Any, offset: Any) -> Any:
-    """Have the line of memory ``offset`` numbers further on brought nearer; any address is allowed."""
-    signature = types.void(start, types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        start, offset = arguments
-        pointer_type, kind = ir.IntType(8).as_pointer(), ir.IntType(32)
-        module, name = builder.module, "llvm.prefetch.p0"
-        if name not in module.globals:
-            ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer_type, kind, kind, kind]), name)
-        line = builder.bitcast(builder.gep(start, [offset]), pointer_type)
-        to_read, into_second_level, data = (ir.Constant(kind, value) for value in (0, 2, 1))
-        builder.call(module.globals[name], [line, to_read, into_second_level, data])
-        return context.get_dummy_value()
-
-    return signature, write
-
-
-@instruction
-def put_number(typing_context: Any, start: Any, offset: Any, value: Any) -> Any:
-    """Write a number ``offset`` places further on."""
-    signature = types.void(start, types.intp, types.float32)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        start, offset, value = arguments
-        builder.store(value, builder.gep(start, [offset]))
-        return context.get_dummy_value()
-
-    return signature, write
-
-
-@instruction
-def integer_at(typing_context: Any, address: Any, offset: Any) -> Any:
-    """Return the 64-bit integer ``offset`` places behind an address passed as an integer."""
-    signature = types.int64(types.intp, types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        start = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load(builder.gep(start, [arguments[1]]))
-
-    return signature, write
-
-
-@instruction
-def put_integer(typing_context: Any, address: Any, offset: Any, value: Any) -> Any:
-    """Write a 64-bit integer ``offset`` places behind an address passed as an integer."""
-    signature = types.void(types.intp, types.intp, types.int64)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        address, offset, value = arguments
-        start = builder.inttoptr(address, ir.IntType(64).as_pointer())
-        builder.store(value, builder.gep(start, [offset]))
-        return context.get_dummy_value()
-
-    return signature, write
-
-
-@instruction
-def byte_at(typing_context: Any, address: Any) -> Any:
-    """Return the byte at an address passed as an integer."""
-    signature = types.uint8(types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
-
-    return signature, write
-
-
-@instruction
-def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c`` of three float32 numbers with one rounding."""
-    number = types.float32
-    signature = number(number, number, number)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.fma(*arguments)
-
-    return signature, write
 
 
 def online_softmax(vectors: int, width: int) -> Any:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -133,7 +134,7 @@ class Generation:
         return self._model.next_logits(np.asarray(ids), self._cache)
 
     def _choose(self, logits: Logits) -> int:
-        return sample(logits, self._sampling, self._generator, self.prompt_ids + self.new_ids)
+        return sample(logits, self._sampling, self._generator, chain(self.prompt_ids, self.new_ids))
 
     def _record(self, seconds: float) -> None:
         self._num_steps += 1

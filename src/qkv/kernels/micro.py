@@ -18,9 +18,7 @@ from qkv.kernels.memory import instruction
 from qkv.kernels.vectors import VectorWriter, index, repeat
 
 
-def tile_product(
-    rows: int, vectors: int, width: int, *, adds: bool, weights: str = "float32", link: int | None = None
-) -> Any:
+def tile_product(rows: int, vectors: int, width: int, *, adds: bool, link: int | None = None) -> Any:
     """Make ``c (+)= a b`` for a rectangle held in registers.
 
     The result takes ``(a, a_row, a_step, b, b_step, c, c_row, depth)``: row r of a stands at
@@ -33,8 +31,6 @@ def tile_product(
         The rectangle: rows x (vectors * width) numbers.
     adds : bool
         Go on from what c holds, rather than from 0.
-    weights : "float32" or "bfloat16"
-        How b is stored.
     link : int, optional
         Cut the inner axis into chains of so many steps, each begun at 0, and add their sums up in
         order. Many short chains lose less to rounding than a long one; it takes twice the registers.
@@ -54,18 +50,17 @@ def tile_product(
     ) -> Any:
         size = types.intp
         signature = types.void(a, size, size, b, size, c, size, size)
-        return signature, _write_product(rows, vectors, width, adds=adds, weights=weights, link=link)
+        return signature, _write_product(rows, vectors, width, adds=adds, link=link)
 
     return product
 
 
 def _write_product(
-    rows: int, vectors: int, width: int, *, adds: bool, weights: str, link: int | None
+    rows: int, vectors: int, width: int, *, adds: bool, link: int | None
 ) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         a, a_row, a_step, b, b_step, c, c_row, depth = arguments
         writer = VectorWriter(builder, width)
-        load = writer.load if weights == "float32" else writer.load_bfloat16
         columns = [index(vector * width) for vector in range(vectors)]
         a_rows = [builder.gep(a, [builder.mul(a_row, index(row))]) for row in range(rows)]
         c_rows = [builder.gep(c, [builder.mul(c_row, index(row))]) for row in range(rows)]
@@ -73,7 +68,7 @@ def _write_product(
         def step(k: Any, sums: list[Any]) -> list[Any]:
             beside = builder.gep(b, [builder.mul(k, b_step)])
             along = builder.mul(k, a_step)
-            b_vectors = [load(beside, column) for column in columns]
+            b_vectors = [writer.load(beside, column) for column in columns]
             scalars = [writer.splat(builder.load(builder.gep(start, [along]))) for start in a_rows]
             pairs = ((scalar, vector) for scalar in scalars for vector in b_vectors)
             return [writer.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]

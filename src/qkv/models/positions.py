@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from qkv.errors import CheckpointError
@@ -55,12 +56,17 @@ class RotaryScheme:
         >>> scheme.at(1).frequencies
         (1.0, 0.01)
         """
+        if self.rope_type == "dynamic":
+            return scale_dynamically(self.size, self.theta, self._factor(), self.context_length, length)
+        return self._unchanging
+
+    @cached_property
+    def _unchanging(self) -> Rotary:
+        """The frequencies of every other type, worked out once and not at each token."""
         plain, factor = rotary_frequencies(self.size, self.theta), self._factor()
         match self.rope_type:
             case "linear":
                 return scale_linearly(plain, factor)
-            case "dynamic":
-                return scale_dynamically(self.size, self.theta, factor, self.context_length, length)
             case "llama3":
                 low = self.scaling.number("low_freq_factor")
                 high = self.scaling.number("high_freq_factor")

@@ -61,7 +61,7 @@ PATHS: dict[str, Attend] = {
     "tiled 4x4": tiled_by(4, 4),
     "tiled 7x5": tiled_by(7, 5),
     "kernel by panels": kernel_by(Tile(8, 2, 16), splits_keys=False, num_workers=2),
-    "kernel by stretches": kernel_by(Tile(8, 1, 8), splits_keys=True, num_workers=1),
+    "kernel by panels of 8": kernel_by(Tile(8, 1, 8), splits_keys=True, num_workers=1),
 }
 
 

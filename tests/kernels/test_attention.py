@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import reference
 from attention_paths import bits, normal
-from qkv.kernels.attention import FEW, attend
-from qkv.kernels.attention_workers import BLOCK_KEYS, STRETCH_KEYS
+from qkv.kernels.attention import ROWS, attend
+from qkv.kernels.attention_words import BLOCK_KEYS, STRETCH_KEYS
 from qkv.kernels.host import HOST_TILE, Tile
 
-TILES = [FEW, HOST_TILE, Tile(8, 2, 16), Tile(6, 2, 8), Tile(4, 3, 4), Tile(1, 1, 4)]
+TILES = [ROWS, HOST_TILE, Tile(8, 2, 16), Tile(6, 2, 8), Tile(4, 3, 4), Tile(1, 1, 4)]
 
 
 def inputs(B, H, G, T, S, D, D_v):

@@ -141,3 +141,37 @@ def fma(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
         return builder.fma(*arguments)
 
     return signature, write
+
+
+@instruction
+def number_of_half(typing_context: Any, address: Any) -> Any:
+    """Return the float16 number at an address passed as an integer, widened exactly."""
+    signature = types.float32(types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        half = builder.load(builder.inttoptr(arguments[0], ir.HalfType().as_pointer()))
+        return builder.fpext(half, ir.FloatType())
+
+    return signature, write
+
+
+@instruction
+def number_of_bits(typing_context: Any, bits: Any) -> Any:
+    """Return the float32 number that has these bits."""
+    signature = types.float32(types.int32)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return signature, write
+
+
+@instruction
+def short_at(typing_context: Any, address: Any) -> Any:
+    """Return the two bytes at an address passed as an integer, as an unsigned integer."""
+    signature = types.uint16(types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(16).as_pointer()))
+
+    return signature, write

@@ -18,7 +18,11 @@ from qkv.kernels.memory import instruction
 from qkv.kernels.vectors import VectorWriter, index, repeat
 
 
-def tile_product(rows: int, vectors: int, width: int, *, adds: bool, link: int | None = None) -> Any:
+CHAINS = 8
+"""Sums that a score is added up from: number d of a key belongs to chain ``d % CHAINS``."""
+
+
+def tile_product(rows: int, vectors: int, width: int, *, adds: bool, chains: int = 1) -> Any:
     """Make ``c (+)= a b`` for a rectangle held in registers.
 
     The result takes ``(a, a_row, a_step, b, b_step, c, c_row, depth)``: row r of a stands at
@@ -31,9 +35,10 @@ def tile_product(rows: int, vectors: int, width: int, *, adds: bool, link: int |
         The rectangle: rows x (vectors * width) numbers.
     adds : bool
         Go on from what c holds, rather than from 0.
-    link : int, optional
-        Cut the inner axis into chains of so many steps, each begun at 0, and add their sums up in
-        order. Many short chains lose less to rounding than a long one; it takes twice the registers.
+    chains : int
+        Deal the steps along the inner axis out to so many chains, each begun at 0, and add their sums
+        up in order. Short chains lose less to rounding than a long one, and each can be a lane of a
+        vector along that axis: `row_products`. It takes twice the registers.
     """
 
     @instruction
@@ -50,13 +55,13 @@ def tile_product(rows: int, vectors: int, width: int, *, adds: bool, link: int |
     ) -> Any:
         size = types.intp
         signature = types.void(a, size, size, b, size, c, size, size)
-        return signature, _write_product(rows, vectors, width, adds=adds, link=link)
+        return signature, _write_product(rows, vectors, width, adds=adds, chains=chains)
 
     return product
 
 
 def _write_product(
-    rows: int, vectors: int, width: int, *, adds: bool, link: int | None
+    rows: int, vectors: int, width: int, *, adds: bool, chains: int
 ) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         a, a_row, a_step, b, b_step, c, c_row, depth = arguments
@@ -74,20 +79,21 @@ def _write_product(
             return [writer.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
         def chain(number: Any, totals: list[Any]) -> list[Any]:
-            first = builder.mul(number, index(link or 0))
-            rest = builder.sub(depth, first)
-            count = builder.select(builder.icmp_signed("<", rest, index(link or 0)), rest, index(link or 0))
+            left = builder.add(builder.sub(depth, number), index(chains - 1))
             zeros = [writer.constant(0.0)] * len(totals)
-            sums = repeat(builder, count, zeros, lambda k, sums: step(builder.add(first, k), sums))
+
+            def link(place: Any, sums: list[Any]) -> list[Any]:
+                return step(builder.add(builder.mul(place, index(chains)), number), sums)
+
+            sums = repeat(builder, builder.sdiv(left, index(chains)), zeros, link)
             return [builder.fadd(total, one) for total, one in zip(totals, sums, strict=True)]
 
         places = [(row, column) for row in c_rows for column in columns]
         totals = [writer.load(*place) if adds else writer.constant(0.0) for place in places]
-        if link is None:
+        if chains == 1:
             totals = repeat(builder, depth, totals, step)
         else:
-            num_chains = builder.sdiv(builder.add(depth, index(link - 1)), index(link))
-            totals = repeat(builder, num_chains, totals, chain)
+            totals = repeat(builder, index(chains), totals, chain)
         for total, place in zip(totals, places, strict=True):
             writer.store(total, *place)
         return context.get_dummy_value()

@@ -77,6 +77,71 @@ class VectorWriter:
         stored: Any = self.builder.store(vector, self._vector_pointer(pointer, offset, self.type))
         stored.align = 4
 
+    def load_first(self, count: Any, pointer: Any, offset: Any) -> Any:
+        """Read the first ``count`` numbers, and 0 in the lanes behind them, whose memory is not touched."""
+        arguments = [self._vector_pointer(pointer, offset, self.type), self._first(count), self.constant(0.0)]
+        return self._masked("load", self.type, arguments, align_at=1)
+
+    def store_first(self, count: Any, vector: Any, pointer: Any, offset: Any) -> None:
+        """Write the first ``count`` lanes; the memory behind them is not touched."""
+        arguments = [vector, self._vector_pointer(pointer, offset, self.type), self._first(count)]
+        self._masked("store", ir.VoidType(), arguments, align_at=2)
+
+    def part(self, vector: Any, first: int, count: int) -> Any:
+        """Return ``count`` neighbouring lanes as a shorter vector."""
+        lanes = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
+        return self.builder.shuffle_vector(vector, vector, lanes)
+
+    def store_part(self, vector: Any, pointer: Any, offset: Any) -> None:
+        """Write a vector of any number of lanes."""
+        stored: Any = self.builder.store(vector, self._vector_pointer(pointer, offset, vector.type))
+        stored.align = 4
+
+    def sum_each(self, vectors: Sequence[Any]) -> Any:
+        """Return a vector of each vector's sum over its lanes, added up in the lanes' order.
+
+        There are as many vectors as lanes: they are transposed, so that the sums run lane by lane.
+        """
+        columns, distance = list(vectors), 1
+        while distance < self.width:
+            columns = self._swap_blocks(columns, distance)
+            distance *= 2
+        total = columns[0]
+        for column in columns[1:]:
+            total = self.builder.fadd(total, column)
+        return total
+
+    def _swap_blocks(self, rows: list[Any], distance: int) -> list[Any]:
+        """Transpose each square of 2 x 2 blocks of ``distance`` lanes: off the diagonal they change places."""
+        width, swapped = self.width, list(rows)
+        low = [lane if not lane & distance else width + lane - distance for lane in range(width)]
+        high = [lane + distance if not lane & distance else width + lane for lane in range(width)]
+        for row in range(width):
+            if not row & distance:
+                pair = rows[row], rows[row + distance]
+                swapped[row], swapped[row + distance] = (
+                    self.builder.shuffle_vector(*pair, ir.Constant(self.int_type, lanes))
+                    for lanes in (low, high)
+                )
+        return swapped
+
+    def _first(self, count: Any) -> Any:
+        """Return a mask of the lanes before ``count``."""
+        lanes = ir.Constant(self.int_type, list(range(self.width)))
+        number = self.builder.trunc(count, I32)
+        blank = ir.Constant(self.int_type, ir.Undefined)
+        first = self.builder.insert_element(blank, number, ir.Constant(I32, 0))
+        limits = self.builder.shuffle_vector(first, blank, self.int_constant(0))
+        return self.builder.icmp_signed("<", lanes, limits)
+
+    def _masked(self, verb: str, result: ir.Type, arguments: list[Any], align_at: int) -> Any:
+        name = f"llvm.masked.{verb}.v{self.width}f32.p0"
+        arguments.insert(align_at, ir.Constant(I32, 4))
+        module = self.builder.module
+        if name not in module.globals:
+            ir.Function(module, ir.FunctionType(result, [argument.type for argument in arguments]), name)
+        return self.builder.call(module.globals[name], arguments)
+
     def constant(self, value: float) -> ir.Constant:
         """Return one number in every lane."""
         return ir.Constant(self.type, [float(value)] * self.width)

@@ -1,0 +1,143 @@
+"""Two ways to hold a few queries beside keys that pass by, with the same sums in the same order.
+
+*Panels*, for prefill: each query is a lane of a vector. A number of a key meets many queries in one
+instruction, and nothing is ever summed across lanes.
+
+*Rows*, for decode: the numbers of a key are the lanes, and meet the few queries of its group one after
+another. A line of memory costs few instructions, so that the work keeps up with memory.
+
+The two differ in where the numbers of queries and of the output under way stand, and in how the two
+products run over them.
+"""
+
+from typing import Any, NamedTuple
+
+from qkv.kernels.attention_words import BLOCK_KEYS
+from qkv.kernels.compiler import compiled
+from qkv.kernels.host import Tile
+from qkv.kernels.memory import moved, number_at, put_number
+from qkv.kernels.micro import CHAINS, merge_states, online_softmax, scale_rows, tile_product
+from qkv.kernels.row_products import row_mix, row_scores
+
+ROW_LANES = 8
+"""Queries at most in the layout of rows."""
+
+SPARE_KEYS = CHAINS
+"""Rows of scores behind the last key that may be written, and are not read."""
+
+
+class Layout(NamedTuple):
+    """The compiled steps of one way to hold queries.
+
+    Attributes
+    ----------
+    lanes : int
+        Queries side by side.
+    chain_numbers : int
+        Room that ``score`` needs beside the scores.
+    place : ``(lane, d, size)``
+        Where number d of a lane's query or output stands.
+    score : ``(k, k_row, queries, num_lanes, chains, scores, num_keys, size)``
+        Scores of a run of keys, ``lanes`` numbers per key.
+    softmax : ``(scores, num_keys, scale, highest, denominator, rescale)``
+        See `micro.online_softmax`.
+    rescale : ``(output, size, num_lanes, factors)``
+    mix : ``(v, v_row, weights, output, num_lanes, num_keys, size)``
+    merge : see `micro.merge_states`
+    """
+
+    lanes: int
+    chain_numbers: int
+    place: Any
+    score: Any
+    softmax: Any
+    rescale: Any
+    mix: Any
+    merge: Any
+
+
+def panel_layout(tile: Tile) -> Layout:
+    """Make the steps for ``tile.columns`` queries as lanes; ``tile.rows`` keys are in registers at once."""
+    rows, vectors, width, lanes = tile.rows, tile.vectors, tile.width, tile.columns
+    # A score has two registers, its chain and its sum; with one vector a row both fit all the same.
+    score_rows = rows if vectors == 1 else max(1, rows // 2)
+    score_tile = tile_product(score_rows, vectors, width, adds=False, chains=CHAINS)
+    score_row = tile_product(1, vectors, width, adds=False, chains=CHAINS)
+    mix_tile = tile_product(rows, vectors, width, adds=True)
+    mix_row = tile_product(1, vectors, width, adds=True)
+    rescale_rows = scale_rows(vectors, width)
+
+    @compiled()
+    def place(lane, d, size):
+        return d * lanes + lane
+
+    @compiled()
+    def score(k, k_row, queries, num_lanes, chains, scores, num_keys, size):
+        whole = num_keys // score_rows * score_rows
+        for key in range(0, whole, score_rows):
+            beside = moved(scores, key * lanes)
+            score_tile(moved(k, key * k_row), k_row, 1, queries, lanes, beside, lanes, size)
+        for key in range(whole, num_keys):
+            beside = moved(scores, key * lanes)
+            score_row(moved(k, key * k_row), k_row, 1, queries, lanes, beside, lanes, size)
+
+    @compiled()
+    def rescale(output, size, num_lanes, factors):
+        rescale_rows(output, size, factors)
+
+    @compiled()
+    def mix(v, v_row, weights, output, num_lanes, num_keys, size):
+        whole = size // rows * rows
+        for d in range(0, whole, rows):
+            mix_tile(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
+        for d in range(whole, size):
+            mix_row(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
+
+    return Layout(lanes, 0, place, score, online_softmax(vectors, width), rescale, mix, merge_states(vectors, width))
+
+
+def row_layout(tile: Tile) -> Layout:
+    """Make the steps for up to `ROW_LANES` queries, each a row; ``tile`` is the processor's."""
+    lanes, width = ROW_LANES, tile.width
+    registers = tile.rows * tile.vectors
+    score_1, score_2, score_4, score_8 = (row_scores(count, lanes) for count in (1, 2, 4, 8))
+    mix_1, mix_2, mix_4, mix_8 = (
+        row_mix(count, min(8, max(1, registers // count)), width, lanes) for count in (1, 2, 4, 8)
+    )
+
+    @compiled()
+    def place(lane, d, size):
+        return lane * size + d
+
+    @compiled()
+    def score(k, k_row, queries, num_lanes, chains, scores, num_keys, size):
+        if num_lanes == 1:
+            score_1(k, k_row, queries, size, chains, scores, num_keys, size)
+        elif num_lanes == 2:
+            score_2(k, k_row, queries, size, chains, scores, num_keys, size)
+        elif num_lanes <= 4:
+            score_4(k, k_row, queries, size, chains, scores, num_keys, size)
+        else:
+            score_8(k, k_row, queries, size, chains, scores, num_keys, size)
+
+    @compiled()
+    def rescale(output, size, num_lanes, factors):
+        for lane in range(num_lanes):
+            factor = number_at(factors, lane)
+            if factor != 1:
+                for place in range(lane * size, (lane + 1) * size):
+                    put_number(output, place, number_at(output, place) * factor)
+
+    @compiled()
+    def mix(v, v_row, weights, output, num_lanes, num_keys, size):
+        if num_lanes == 1:
+            mix_1(v, v_row, weights, output, size, num_keys, size)
+        elif num_lanes == 2:
+            mix_2(v, v_row, weights, output, size, num_keys, size)
+        elif num_lanes <= 4:
+            mix_4(v, v_row, weights, output, size, num_keys, size)
+        else:
+            mix_8(v, v_row, weights, output, size, num_keys, size)
+
+    chain_numbers = (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
+    return Layout(lanes, chain_numbers, place, score, online_softmax(1, lanes), rescale, mix, merge_states(1, lanes))

@@ -1,0 +1,112 @@
+"""What a panel of queries is and sees: which queries lie in its lanes, and which keys each may attend.
+
+The H/G query heads of a group share a panel: lane n of a panel is query head ``n % (H/G)`` of its group,
+so that each key is read once for all of them.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from qkv.kernels.attention_words import (
+    BATCH, BIAS, FIRST_KEYS, G, H, HEAD, HEAD_NUMBERS, KEY, LEFT, MASK, NO_LIMIT, NUMBERS,
+    QUERY, RIGHT, ROWS, D, Q, T,
+)  # fmt: skip
+from qkv.kernels.compiler import compiled
+from qkv.kernels.memory import byte_at, integer_at, moved, number_at, pointer, put_integer, put_number
+
+
+def make_panel_steps(lanes: int, place: Any) -> tuple[Any, Any, Any, Any]:
+    """Make the steps for panels of ``lanes`` queries: fill, reach, adjust_scores, hide_out_of_reach.
+
+    ``place(lane, d, D)`` says where number d of a lane's query stands.
+    """
+
+    @compiled()
+    def query_of(call, pair, panel, lane):
+        """Return head and position of a lane's query; the position may be beyond the last."""
+        group = integer_at(call, H) // integer_at(call, G)
+        number = panel * lanes + lane
+        return pair % integer_at(call, G) * group + number % group, number // group
+
+    @compiled()
+    def fill(call, pair, panel, queries, spans):
+        """Put a panel's queries into lanes; ``spans`` gets each one's first key and the one past its last."""
+        num_queries, size = integer_at(call, T), integer_at(call, D)
+        row = integer_at(call, ROWS) + 24 * pair
+        offset, q_length, kv_length = integer_at(row, 0), integer_at(row, 1), integer_at(row, 2)
+        b = pair // integer_at(call, G)
+        start = moved(pointer(integer_at(call, Q)), b * integer_at(call, Q + BATCH))
+        for lane in range(lanes):
+            h, t = query_of(call, pair, panel, lane)
+            first, end = 0, 0 if t < num_queries else NO_LIMIT  # an unused lane needs no masking
+            if t < q_length:
+                first = max(0, t + offset - integer_at(call, LEFT))
+                end = max(0, min(kv_length, t + offset + integer_at(call, RIGHT) + 1))
+                first = min(first, end)
+            put_integer(spans, 2 * lane, first)
+            put_integer(spans, 2 * lane + 1, end)
+            source = moved(start, h * integer_at(call, Q + HEAD) + t * integer_at(call, Q + QUERY))
+            for d in range(size):
+                value = number_at(source, d) if t < num_queries else np.float32(0)
+                put_number(queries, place(lane, d, size), value)
+
+    @compiled()
+    def reach(call, spans):
+        """Return the first key that a window shows to any lane, and the one past the last that any sees."""
+        start, stop = NO_LIMIT, 0
+        for lane in range(lanes):
+            first, end = integer_at(spans, 2 * lane), integer_at(spans, 2 * lane + 1)
+            if end < NO_LIMIT:
+                stop = max(stop, end)
+                start = min(start, first) if first < end else start
+        return min(start, stop), stop
+
+    @compiled()
+    def adjust_scores(call, pair, panel, scores, block, num_keys):
+        """Apply scale, softcap, bias, ALiBi and mask, in this order."""
+        b = pair // integer_at(call, G)
+        offset = integer_at(integer_at(call, ROWS) + 24 * pair, 0)
+        scale = number_at(pointer(integer_at(call, NUMBERS)), 0)
+        softcap = number_at(pointer(integer_at(call, NUMBERS)), 1)
+        mask, bias = integer_at(call, MASK), integer_at(call, BIAS)
+        for lane in range(lanes):
+            h, t = query_of(call, pair, panel, lane)
+            if t >= integer_at(call, T):
+                break
+            slope = number_at(pointer(integer_at(call, HEAD_NUMBERS)), 2 * h)
+            bias_row = b * integer_at(call, BIAS + BATCH) + h * integer_at(call, BIAS + HEAD)
+            bias_row += t * integer_at(call, BIAS + QUERY)
+            mask_row = b * integer_at(call, MASK + BATCH) + h * integer_at(call, MASK + HEAD)
+            mask_row += t * integer_at(call, MASK + QUERY)
+            for key in range(num_keys):
+                position, beside = block + key, key * lanes + lane
+                score = number_at(scores, beside) * scale
+                if softcap != 0:
+                    score = softcap * np.float32(math.tanh(score / softcap))
+                if bias != 0:
+                    added = number_at(pointer(bias), bias_row + position * integer_at(call, BIAS + KEY))
+                    score = np.float32(-np.inf) if added == -np.inf else score + added
+                if slope != 0:
+                    score -= slope * np.float32(abs(position - t - offset))
+                if mask != 0 and byte_at(mask + mask_row + position * integer_at(call, MASK + KEY)) == 0:
+                    score = np.float32(-np.inf)
+                put_number(scores, beside, score)
+
+    @compiled()
+    def hide_out_of_reach(call, spans, scores, block, num_keys):
+        """Write -inf where a lane does not see a key of the block, by order, window or length."""
+        hides, always_seen = False, integer_at(call, FIRST_KEYS) - block
+        for lane in range(lanes):
+            first, end = integer_at(spans, 2 * lane) - block, integer_at(spans, 2 * lane + 1) - block
+            if first > 0 or end < num_keys:
+                hides = True
+                for key in range(num_keys):
+                    if key >= end or always_seen <= key < first:
+                        put_number(scores, key * lanes + lane, np.float32(-np.inf))
+        return hides
+
+    return fill, reach, adjust_scores, hide_out_of_reach
+
+

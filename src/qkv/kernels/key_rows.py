@@ -1,0 +1,217 @@
+"""Where the rows of keys and values are: in an array, in pages of float32, or in pages of codes.
+
+Pages of codes are widened to float32 a few keys at a time, into a worker's own scratch, just before
+they are used: what is read from memory are the codes, and no widened copy of a cache ever exists.
+The arithmetic is that of `qkv.cache.elements`, to the bit.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from qkv.kernels.attention_words import (
+    BATCH,
+    BF16,
+    D_V,
+    ELEMENT,
+    FLOAT32,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP16,
+    GROUP,
+    HEAD,
+    INT4,
+    INT8,
+    K_CODES,
+    K_LOWS,
+    K_STEPS,
+    PAGE_KEYS,
+    QUERY,
+    RUN_KEYS,
+    SHARES_VALUES,
+    TABLE,
+    TABLE_STEP,
+    V_CODES,
+    V_LOWS,
+    V_STEPS,
+    D,
+    G,
+    K,
+    V,
+)
+from qkv.kernels.compiler import compiled
+from qkv.kernels.memory import (
+    byte_at,
+    fma,
+    integer_at,
+    moved,
+    number_at,
+    number_of_bits,
+    number_of_half,
+    pointer,
+    put_number,
+    short_at,
+)
+
+E4M3_SHIFT, E4M3_POWER = 20, np.float32(2.0**120)
+"""An e4m3 code's exponent and fraction, so many places up, are a float32 too small by this power of 2."""
+
+
+@compiled()
+def run_length(call: Any, position: Any, left: Any) -> Any:
+    """Return how many of the ``left`` keys from a position on lie together in memory."""
+    if integer_at(call, TABLE) == 0:
+        return left
+    page_keys = integer_at(call, PAGE_KEYS)
+    together = min(left, page_keys - position % page_keys)
+    return together if integer_at(call, ELEMENT) == FLOAT32 else min(together, RUN_KEYS)
+
+
+@compiled()
+def find_keys(call: Any, pair: Any, position: Any, count: Any, scratch: Any) -> Any:
+    """Return where a run of keys begins, and how many numbers apart its rows are."""
+    if integer_at(call, TABLE) == 0:
+        return _in_array(call, K, pair, position), integer_at(call, K + QUERY)
+    page, slot, size = _page(call, pair, position), _slot(call, position), integer_at(call, D)
+    codes = page + integer_at(call, K_CODES)
+    if integer_at(call, ELEMENT) == FLOAT32:
+        return moved(pointer(codes), slot * size), size
+    _widen_keys(call, page, slot, count, scratch)
+    return scratch, size
+
+
+@compiled()
+def find_values(call: Any, pair: Any, position: Any, count: Any, scratch: Any) -> Any:
+    """Return where a run of values begins, and how many numbers apart its rows are."""
+    if integer_at(call, TABLE) == 0:
+        return _in_array(call, V, pair, position), integer_at(call, V + QUERY)
+    if integer_at(call, SHARES_VALUES) != 0:
+        return find_keys(call, pair, position, count, scratch)
+    page, slot, size = _page(call, pair, position), _slot(call, position), integer_at(call, D_V)
+    codes = page + integer_at(call, V_CODES)
+    if integer_at(call, ELEMENT) == FLOAT32:
+        return moved(pointer(codes), slot * size), size
+    _widen_values(call, page, slot, count, scratch)
+    return scratch, size
+
+
+@compiled()
+def _in_array(call: Any, place: Any, pair: Any, position: Any) -> Any:
+    b, g = pair // integer_at(call, G), pair % integer_at(call, G)
+    offset = b * integer_at(call, place + BATCH) + g * integer_at(call, place + HEAD)
+    return moved(pointer(integer_at(call, place)), offset + position * integer_at(call, place + QUERY))
+
+
+@compiled()
+def _page(call: Any, pair: Any, position: Any) -> Any:
+    row = integer_at(call, TABLE) + 8 * pair * integer_at(call, TABLE_STEP)
+    return integer_at(row, position // integer_at(call, PAGE_KEYS))
+
+
+@compiled()
+def _slot(call: Any, position: Any) -> Any:
+    return position % integer_at(call, PAGE_KEYS)
+
+
+@compiled()
+def _widen_keys(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any:
+    """Write ``count`` keys of a page as float32 rows of D numbers."""
+    size, element = integer_at(call, D), integer_at(call, ELEMENT)
+    codes, steps = page + integer_at(call, K_CODES), page + integer_at(call, K_STEPS)
+    lows = page + integer_at(call, K_LOWS)
+    if element <= FP8_E5M2:
+        _widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
+    elif element == INT8:
+        _widen_int8(codes, steps, slot, count, size, rows)
+    else:
+        for key in range(count):
+            row = moved(rows, key * size)
+            if element == INT4:
+                _unpack(codes + (slot + key) * (size // 2), size, row)
+            else:
+                for d in range(size):
+                    put_number(row, d, np.float32(byte_at(codes + (slot + key) * size + d)))
+            for d in range(size):
+                step, low = number_of_half(steps + 2 * d), number_of_half(lows + 2 * d)
+                put_number(row, d, fma(number_at(row, d), step, low))
+
+
+@compiled()
+def _widen_values(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any:
+    """Write ``count`` values of a page as float32 rows of D_v numbers."""
+    size, element = integer_at(call, D_V), integer_at(call, ELEMENT)
+    codes, steps = page + integer_at(call, V_CODES), page + integer_at(call, V_STEPS)
+    if element <= FP8_E5M2:
+        _widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
+    elif element != INT4:
+        _widen_int8(codes, steps, slot, count, size, rows)
+    else:
+        lows, groups = page + integer_at(call, V_LOWS), (size + GROUP - 1) // GROUP
+        for key in range(count):
+            row = moved(rows, key * size)
+            _unpack(codes + (slot + key) * (size // 2), size, row)
+            for group in range(groups):
+                place = 2 * ((slot + key) * groups + group)
+                step, low = number_of_half(steps + place), number_of_half(lows + place)
+                for d in range(group * GROUP, min(size, (group + 1) * GROUP)):
+                    put_number(row, d, fma(number_at(row, d), step, low))
+
+
+@compiled()
+def _item_bytes(element: Any) -> Any:
+    return 1 if element >= FP8_E4M3 else 2
+
+
+@compiled()
+def _widen_floats(element: Any, codes: Any, count: Any, numbers: Any) -> Any:
+    """Widen floating-point codes, which is exact."""
+    if element == FP16:
+        for place in range(count):
+            put_number(numbers, place, number_of_half(codes + 2 * place))
+    elif element == BF16:
+        for place in range(count):
+            put_number(numbers, place, number_of_bits(np.int32(short_at(codes + 2 * place)) << np.int32(16)))
+    elif element == FP8_E4M3:
+        for place in range(count):
+            put_number(numbers, place, _number_of_e4m3(byte_at(codes + place)))
+    else:
+        for place in range(count):
+            put_number(numbers, place, _number_of_e5m2(byte_at(codes + place)))
+
+
+@compiled()
+def _number_of_e4m3(code: Any) -> Any:
+    magnitude = np.int32(code) & np.int32(0x7F)
+    number = number_of_bits(magnitude << np.int32(E4M3_SHIFT)) * E4M3_POWER
+    number = np.float32(np.nan) if magnitude == 0x7F else number
+    return -number if code & 0x80 else number
+
+
+@compiled()
+def _number_of_e5m2(code: Any) -> Any:
+    """An e5m2 code is a float16 without its last byte: its exponent moves by 112."""
+    magnitude = np.int32(code) & np.int32(0x7F)
+    number = number_of_bits(magnitude << np.int32(21)) * np.float32(2.0**112)
+    number = np.float32(np.nan) if magnitude > 0x7C else number
+    number = np.float32(np.inf) if magnitude == 0x7C else number
+    return -number if code & 0x80 else number
+
+
+@compiled()
+def _widen_int8(codes: Any, scales: Any, slot: Any, count: Any, size: Any, rows: Any) -> Any:
+    """Widen codes with one scale per token."""
+    for key in range(count):
+        scale, start = number_at(pointer(scales), slot + key), codes + (slot + key) * size
+        row = moved(rows, key * size)
+        for d in range(size):
+            put_number(row, d, np.float32(np.int8(byte_at(start + d))) * scale)
+
+
+@compiled()
+def _unpack(codes: Any, size: Any, row: Any) -> Any:
+    """Write the codes of one row: first the low halves of its bytes, then the high ones."""
+    half = size // 2
+    for d in range(half):
+        code = byte_at(codes + d)
+        put_number(row, d, np.float32(code & 15))
+        put_number(row, half + d, np.float32(code >> 4))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,44 +15,13 @@ from qkv.kernels.host import HOST_TILE, Tile, num_threads
 from qkv.kernels.launch import address, launch
 
 Floats = NDArray[np.float32]
+Words = NDArray[np.int64]
 
 ALONE_UP_TO_PRODUCTS = 1 << 26
 """Up to so many multiplications one thread is done before a second one would have started."""
 
 ROWS = "rows"
 """The layout for few queries."""
-
-
-class Pages(NamedTuple):
-    """Keys and values in pages of P tokens of one key head each.
-
-    Attributes
-    ----------
-    table : (B, G, N) int64
-        Addresses of the pages' bytes; 0 for a page that no query sees.
-    page_size : int
-        P.
-    element : str
-        One of `attention_words.ELEMENTS`.
-    head_dim, value_dim : int
-    shares_values : bool
-        A value is the beginning of its key.
-    k, v, k_steps, v_steps, k_lows, v_lows : int
-        Where in a page's bytes codes, scales and offsets begin; 0 where there are none.
-    """
-
-    table: NDArray[np.int64]
-    page_size: int
-    element: str
-    head_dim: int
-    value_dim: int
-    shares_values: bool = False
-    k: int = 0
-    v: int = 0
-    k_steps: int = 0
-    v_steps: int = 0
-    k_lows: int = 0
-    v_lows: int = 0
 
 
 class Rules(TypedDict, total=False):
@@ -62,9 +31,9 @@ class Rules(TypedDict, total=False):
     ----------
     scale, softcap : float
         As for `qkv.attend`.
+    right : int
+        How many keys after its own a query sees; ``None`` is no limit.
     slopes, sinks : (H,)
-    left, right : int
-        How many keys before and after its own a query sees; ``None`` is no limit.
     tile : Tile or "rows"
         How queries are held; chosen by how many there are when left out.
     splits_keys : bool
@@ -75,7 +44,6 @@ class Rules(TypedDict, total=False):
 
     scale: Required[float]
     softcap: float | None
-    left: int | None
     right: int | None
     slopes: Floats | None
     sinks: Floats | None
@@ -94,6 +62,7 @@ def attend(
     offsets: int | Sequence[int] = 0,
     q_lengths: Sequence[int] | None = None,
     kv_lengths: Sequence[int] | None = None,
+    left: int | None = None,
     **rules: Unpack[Rules],
 ) -> tuple[Floats, Floats]:
     """Return attention's output and log-sum-exp, with the same bits however the work is cut.
@@ -107,6 +76,8 @@ def attend(
         As for `qkv.attend`; mask and bias broadcast to (B, H, T, S).
     offsets : int or B integers
         Key position of query 0.
+    left : int, optional
+        How many keys before its own a query sees; ``None`` is no limit.
     **rules
         See `Rules`.
 
@@ -116,66 +87,42 @@ def attend(
     lse : (B, H, T)
     """
     (B, H, T, _), (_, G, S, value_size) = q.shape, v.shape
-    k, v = _with_whole_heads(k), _with_whole_heads(v)
-    rows = _rows((B, G), T, S, offsets, q_lengths, kv_lengths)
+    k, v = with_whole_heads(k), with_whole_heads(v)
     grids = [None if grid is None else np.broadcast_to(grid, (B, H, T, S)) for grid in (mask, bias)]
     call = np.zeros(words.NUM_WORDS, np.int64)
+    call[words.PAGE_KEYS] = 1
     for place, array in ((words.K, k), (words.V, v)):
         call[place : place + 4] = address(array), *(step // 4 for step in array.strides[:3])
     for place, grid in zip((words.MASK, words.BIAS), grids, strict=True):
         if grid is not None:
             call[place : place + 5] = address(grid), *(step // grid.itemsize for step in grid.strides)
-    return _run(call, q, rows, G, S, value_size, **rules)
+    rows = rows_of(
+        (B, G), offsets, T if q_lengths is None else q_lengths, S if kv_lengths is None else kv_lengths, left
+    )
+    return run_attention(call, q, rows, S, value_size, **rules)
 
 
-def attend_pages(
+def rows_of(
+    pairs: tuple[int, int], offsets: Any, q_lengths: Any, kv_lengths: Any, left: Any, first_keys: Any = 0
+) -> Words:
+    """Return what is told of each sequence and key head: (B, G, ROW_WORDS), from numbers, (B,) or (B, G)."""
+    rows = np.empty((*pairs, words.ROW_WORDS), np.int64)
+    told = offsets, q_lengths, kv_lengths, NO_LIMIT if left is None else left, first_keys
+    for word, numbers in enumerate(told):
+        numbers = np.asarray(numbers)
+        rows[..., word] = numbers[:, None] if numbers.ndim == 1 else numbers
+    return rows
+
+
+def run_attention(
+    call: Words,
     q: Floats,
-    pages: Pages,
-    *,
-    offsets: NDArray[np.int64],
-    kv_lengths: NDArray[np.int64],
-    q_lengths: Sequence[int] | None = None,
-    first_keys: int = 0,
-    **rules: Unpack[Rules],
-) -> tuple[Floats, Floats]:
-    """Return what `attend` gives for the keys and values in pages, which are read where they lie.
-
-    Parameters
-    ----------
-    q : (B, H, T, D)
-    pages : Pages
-    offsets, kv_lengths : (B, G) int64
-        Key position of query 0, and valid keys.
-    q_lengths : B integers, optional
-    first_keys : int
-        How many keys at the beginning no window hides.
-    **rules
-        See `Rules`.
-    """
-    B, G, _ = pages.table.shape
-    T, S = q.shape[2], int(kv_lengths.max(initial=0))
-    rows = _rows((B, G), T, S, offsets, q_lengths, kv_lengths)
-    call = np.zeros(words.NUM_WORDS, np.int64)
-    table = np.ascontiguousarray(pages.table)
-    call[words.FIRST_KEYS] = first_keys
-    call[words.TABLE : words.SHARES_VALUES + 1] = (
-        address(table), table.shape[2], pages.page_size, words.ELEMENTS.index(pages.element),
-        pages.k, pages.v, pages.k_steps, pages.v_steps, pages.k_lows, pages.v_lows, pages.shares_values,
-    )  # fmt: skip
-    return _run(call, q, rows, G, S, pages.value_dim, **rules)
-
-
-def _run(
-    call: NDArray[np.int64],
-    q: Floats,
-    rows: NDArray[np.int64],
-    G: int,
+    rows: Words,
     S: int,
     value_size: int,
     *,
     scale: float,
     softcap: float | None = None,
-    left: int | None = None,
     right: int | None = None,
     slopes: Floats | None = None,
     sinks: Floats | None = None,
@@ -183,30 +130,41 @@ def _run(
     splits_keys: bool | None = None,
     num_workers: int | None = None,
 ) -> tuple[Floats, Floats]:
-    B, H, T, D = q.shape
+    """Run a call that says where keys and values are; it is written to the end here.
+
+    Parameters
+    ----------
+    call : (NUM_WORDS,) int64
+    q : (B, H, T, D)
+    rows : (B, G, ROW_WORDS) int64
+        From `rows_of`.
+    S, value_size : int
+        Keys at most, and D of the values.
+    scale, softcap, right, slopes, sinks, tile, splits_keys, num_workers
+        See `Rules`.
+    """
+    (B, H, T, D), G = q.shape, rows.shape[1]
     output, lse = np.empty((B, H, T, value_size), np.float32), np.empty((B, H, T), np.float32)
     if not lse.size:
         return output, lse
-    num_products = B * H * T * S * (D + value_size)
-    num_workers = num_workers or (num_threads() if num_products > ALONE_UP_TO_PRODUCTS else 1)
-    layout, workers = _workers(tile or (ROWS if H // G * T <= ROW_LANES else HOST_TILE))
+    num_workers = num_workers or workers_for(B * H * T * S * (D + value_size))
+    layout, workers = _workers(tile or tile_for(H // G * T))
     lanes, num_stretches = layout.lanes, max(1, -(-S // STRETCH_KEYS))
     num_panels = -(-(H // G * T) // lanes)
     if splits_keys is None:
         splits_keys = num_stretches > 1 and B * G * num_panels < 4 * num_workers
 
-    q = _with_whole_heads(q)
     workspace = np.empty((num_workers, workspace_numbers(layout, D, value_size)), np.float32)
     spans = np.empty((num_workers, lanes, 2), np.int64)
     num_parts = B * G * num_panels * num_stretches if splits_keys else 0
     parts = np.empty((num_parts, (value_size + 2) * lanes), np.float32)
     numbers = np.array([scale, softcap or 0.0], np.float32)
     head_numbers = _head_numbers(H, slopes, sinks)
-    call[words.Q : words.Q + 4] = address(q), *(step // 4 for step in q.strides[:3])
-    call[words.OUT : words.FIRST_KEYS] = (
+    q = put_queries(call, q, rows, right)
+    call[words.D_V] = value_size
+    call[words.OUT : words.ROWS] = (
         address(output), address(lse), address(parts), address(workspace), workspace.shape[1],
-        address(spans), address(numbers), address(head_numbers), address(rows),
-        H, G, T, D, value_size, NO_LIMIT if left is None else left, NO_LIMIT if right is None else right,
+        address(spans), address(numbers), address(head_numbers),
     )  # fmt: skip
     call[words.PAIRS : words.TABLE] = B * G, num_panels, num_stretches, num_workers, slopes is not None
     prefill, attend_stretches, join_stretches = workers
@@ -215,9 +173,35 @@ def _run(
     return output, lse
 
 
+def put_queries(call: Words, q: Floats, rows: Words, right: int | None) -> Floats:
+    """Write down where the queries are and what each may see; return them as they must lie."""
+    q = with_whole_heads(q)
+    _, H, T, D = q.shape
+    call[words.Q : words.Q + 4] = address(q), *(step // 4 for step in q.strides[:3])
+    call[words.ROWS : words.D + 1] = address(rows), H, rows.shape[1], T, D
+    call[words.RIGHT] = NO_LIMIT if right is None else right
+    return q
+
+
+def workers_for(num_products: int) -> int:
+    """Return how many threads a call of so many multiplications is worth."""
+    return num_threads() if num_products > ALONE_UP_TO_PRODUCTS else 1
+
+
+def tile_for(queries_per_key_head: int) -> Tile | str:
+    """Return how so many queries are held."""
+    return ROWS if queries_per_key_head <= ROW_LANES else HOST_TILE
+
+
+@cache
+def layout_for(tile: Tile | str) -> Layout:
+    """Return the layout for a tile, or of rows."""
+    return panel_layout(tile) if isinstance(tile, Tile) else row_layout(HOST_TILE)
+
+
 @cache
 def _workers(tile: Tile | str) -> tuple[Layout, tuple[Any, Any, Any]]:
-    layout = panel_layout(tile) if isinstance(tile, Tile) else row_layout(HOST_TILE)
+    layout = layout_for(tile)
     return layout, make_workers(layout)
 
 
@@ -229,18 +213,7 @@ def _head_numbers(H: int, slopes: Floats | None, sinks: Floats | None) -> Floats
     return numbers
 
 
-def _rows(
-    pairs: tuple[int, int], T: int, S: int, offsets: Any, q_lengths: Any, kv_lengths: Any
-) -> NDArray[np.int64]:
-    """Return (B, G, 3): key position of query 0, valid queries, valid keys."""
-    rows = np.empty((*pairs, 3), np.int64)
-    for place, numbers in enumerate((offsets, T if q_lengths is None else q_lengths, S if kv_lengths is None else kv_lengths)):
-        numbers = np.asarray(numbers)
-        rows[..., place] = numbers[:, None] if numbers.ndim == 1 else numbers
-    return rows
-
-
-def _with_whole_heads(x: Floats) -> Floats:
+def with_whole_heads(x: Floats) -> Floats:
     """Return an array in which the numbers of a head are neighbours; itself if they are."""
     in_place = x.strides[-1] == x.itemsize and all(step % x.itemsize == 0 for step in x.strides)
     return x if in_place else np.ascontiguousarray(x)

@@ -93,7 +93,9 @@ def panel_layout(tile: Tile) -> Layout:
         for d in range(whole, size):
             mix_row(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
 
-    return Layout(lanes, 0, place, score, online_softmax(vectors, width), rescale, mix, merge_states(vectors, width))
+    return Layout(
+        lanes, 0, place, score, online_softmax(vectors, width), rescale, mix, merge_states(vectors, width)
+    )
 
 
 def row_layout(tile: Tile) -> Layout:
@@ -140,4 +142,6 @@ def row_layout(tile: Tile) -> Layout:
             mix_8(v, v_row, weights, output, size, num_keys, size)
 
     chain_numbers = (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
-    return Layout(lanes, chain_numbers, place, score, online_softmax(1, lanes), rescale, mix, merge_states(1, lanes))
+    return Layout(
+        lanes, chain_numbers, place, score, online_softmax(1, lanes), rescale, mix, merge_states(1, lanes)
+    )

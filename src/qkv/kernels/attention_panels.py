@@ -5,23 +5,64 @@ so that each key is read once for all of them.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.kernels.attention_words import (
-    BATCH, BIAS, FIRST_KEYS, G, H, HEAD, HEAD_NUMBERS, KEY, LEFT, MASK, NO_LIMIT, NUMBERS,
-    QUERY, RIGHT, ROWS, D, Q, T,
+    BATCH,
+    BIAS,
+    BLOCK_KEYS,
+    EARLIER_PAGES,
+    FIRST_KEYS,
+    HEAD,
+    HEAD_NUMBERS,
+    KEY,
+    KV_LENGTH,
+    LEFT,
+    MASK,
+    NO_LIMIT,
+    NUMBERS,
+    OFFSET,
+    OWN_PAGE,
+    OWN_PAGE_ONLY,
+    PAGE_KEYS,
+    Q_LENGTH,
+    QUERY,
+    RIGHT,
+    ROW_WORDS,
+    ROWS,
+    D,
+    G,
+    H,
+    Q,
+    T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
 from qkv.kernels.memory import byte_at, integer_at, moved, number_at, pointer, put_integer, put_number
 
 
-def make_panel_steps(lanes: int, place: Any) -> tuple[Any, Any, Any, Any]:
-    """Make the steps for panels of ``lanes`` queries: fill, reach, adjust_scores, hide_out_of_reach.
+class PanelSteps(NamedTuple):
+    """The compiled steps that know what a panel sees."""
+
+    fill: Any
+    reach: Any
+    begin_of: Any
+    is_between: Any
+    adjust_scores: Any
+    hide_out_of_reach: Any
+
+
+def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
+    """Make the steps for panels of ``lanes`` queries.
 
     ``place(lane, d, D)`` says where number d of a lane's query stands.
     """
+
+    @compiled()
+    def row_word(call, pair, word):
+        """Return what is told of one sequence and key head."""
+        return integer_at(integer_at(call, ROWS), pair * ROW_WORDS + word)
 
     @compiled()
     def query_of(call, pair, panel, lane):
@@ -34,16 +75,21 @@ def make_panel_steps(lanes: int, place: Any) -> tuple[Any, Any, Any, Any]:
     def fill(call, pair, panel, queries, spans):
         """Put a panel's queries into lanes; ``spans`` gets each one's first key and the one past its last."""
         num_queries, size = integer_at(call, T), integer_at(call, D)
-        row = integer_at(call, ROWS) + 24 * pair
-        offset, q_length, kv_length = integer_at(row, 0), integer_at(row, 1), integer_at(row, 2)
+        offset, left = row_word(call, pair, OFFSET), row_word(call, pair, LEFT)
+        q_length, kv_length = row_word(call, pair, Q_LENGTH), row_word(call, pair, KV_LENGTH)
         b = pair // integer_at(call, G)
         start = moved(pointer(integer_at(call, Q)), b * integer_at(call, Q + BATCH))
         for lane in range(lanes):
             h, t = query_of(call, pair, panel, lane)
             first, end = 0, 0 if t < num_queries else NO_LIMIT  # an unused lane needs no masking
             if t < q_length:
-                first = max(0, t + offset - integer_at(call, LEFT))
+                first = max(0, t + offset - left)
                 end = max(0, min(kv_length, t + offset + integer_at(call, RIGHT) + 1))
+                page_start = max(0, end - 1) // integer_at(call, PAGE_KEYS) * integer_at(call, PAGE_KEYS)
+                if integer_at(call, OWN_PAGE) == EARLIER_PAGES:
+                    end = page_start
+                if integer_at(call, OWN_PAGE) == OWN_PAGE_ONLY:
+                    first = max(first, page_start)
                 first = min(first, end)
             put_integer(spans, 2 * lane, first)
             put_integer(spans, 2 * lane + 1, end)
@@ -67,7 +113,7 @@ def make_panel_steps(lanes: int, place: Any) -> tuple[Any, Any, Any, Any]:
     def adjust_scores(call, pair, panel, scores, block, num_keys):
         """Apply scale, softcap, bias, ALiBi and mask, in this order."""
         b = pair // integer_at(call, G)
-        offset = integer_at(integer_at(call, ROWS) + 24 * pair, 0)
+        offset = row_word(call, pair, OFFSET)
         scale = number_at(pointer(integer_at(call, NUMBERS)), 0)
         softcap = number_at(pointer(integer_at(call, NUMBERS)), 1)
         mask, bias = integer_at(call, MASK), integer_at(call, BIAS)
@@ -95,9 +141,19 @@ def make_panel_steps(lanes: int, place: Any) -> tuple[Any, Any, Any, Any]:
                 put_number(scores, beside, score)
 
     @compiled()
-    def hide_out_of_reach(call, spans, scores, block, num_keys):
+    def is_between(call, pair, block, num_keys, first):
+        """Whether a block lies behind the keys that no window hides, and before all windows."""
+        return row_word(call, pair, FIRST_KEYS) <= block and block + num_keys <= first
+
+    @compiled()
+    def begin_of(call, pair, first):
+        """Return the first key to look at: those that no window hides, or the first in a window."""
+        return 0 if row_word(call, pair, FIRST_KEYS) > 0 else first // BLOCK_KEYS * BLOCK_KEYS
+
+    @compiled()
+    def hide_out_of_reach(call, pair, spans, scores, block, num_keys):
         """Write -inf where a lane does not see a key of the block, by order, window or length."""
-        hides, always_seen = False, integer_at(call, FIRST_KEYS) - block
+        hides, always_seen = False, row_word(call, pair, FIRST_KEYS) - block
         for lane in range(lanes):
             first, end = integer_at(spans, 2 * lane) - block, integer_at(spans, 2 * lane + 1) - block
             if first > 0 or end < num_keys:
@@ -107,6 +163,4 @@ def make_panel_steps(lanes: int, place: Any) -> tuple[Any, Any, Any, Any]:
                         put_number(scores, key * lanes + lane, np.float32(-np.inf))
         return hides
 
-    return fill, reach, adjust_scores, hide_out_of_reach
-
-
+    return PanelSteps(fill, reach, begin_of, is_between, adjust_scores, hide_out_of_reach)

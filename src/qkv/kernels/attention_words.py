@@ -28,15 +28,13 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     SPANS,  # (workers, lanes, 2) int64
     NUMBERS,  # scale, softcap (0 = none) as float32
     HEAD_NUMBERS,  # (H, 2) float32: ALiBi slope (0 = none) and sink (-inf = none)
-    ROWS,  # (B, G, 3) int64: key position of query 0, valid queries, valid keys
+    ROWS,  # (B, G, ROW_WORDS) int64: see below
     H,
     G,
     T,
     D,
     D_V,
-    LEFT,
-    RIGHT,
-    FIRST_KEYS,  # how many keys at the beginning no window hides
+    RIGHT,  # how many keys after its own a query sees
     PAIRS,  # B * G
     PANELS,
     STRETCHES,
@@ -53,10 +51,17 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     K_LOWS,  # what code 0 stands for, where that is not 0
     V_LOWS,
     SHARES_VALUES,  # whether a value is the beginning of its key
+    OWN_PAGE,  # which keys a query sees by the page it stands in: one of the three below
     FACTORS,  # (B, T) float32, for sums over queries: how much each query counts; 0 = all the same
     COLUMNS,  # (B, G, S) float32: those sums
     NUM_WORDS,
-) = range(22, 58)
+) = range(22, 57)
+
+# What is told of each sequence and key head: the key position of query 0, valid queries, valid keys, how
+# many keys before its own a query sees, and how many keys at the beginning no window hides.
+OFFSET, Q_LENGTH, KV_LENGTH, LEFT, FIRST_KEYS, ROW_WORDS = range(6)
+
+ALL_PAGES, EARLIER_PAGES, OWN_PAGE_ONLY = range(3)
 
 ELEMENTS = ("float32", "fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "int8", "int8-kivi", "int4")
 FLOAT32, FP16, BF16, FP8_E4M3, FP8_E5M2, INT8, INT8_KIVI, INT4 = range(len(ELEMENTS))

@@ -40,8 +40,29 @@ import numpy as np
 from qkv.kernels.attention_layouts import SPARE_KEYS, Layout
 from qkv.kernels.attention_panels import make_panel_steps
 from qkv.kernels.attention_words import (
-    BIAS, BLOCK_KEYS, D_V, FIRST_KEYS, G, H, HAS_SLOPES, HEAD_NUMBERS, LSE, MASK, NUMBERS, OUT, PAIRS,
-    PANELS, PARTS, RUN_KEYS, SPANS, STRETCH_KEYS, STRETCHES, WORKERS, WORKSPACE, WORKSPACE_SIZE, D, T,
+    BIAS,
+    BLOCK_KEYS,
+    D_V,
+    HAS_SLOPES,
+    HEAD_NUMBERS,
+    LSE,
+    MASK,
+    NUMBERS,
+    OUT,
+    PAIRS,
+    PANELS,
+    PARTS,
+    RUN_KEYS,
+    SPANS,
+    STRETCH_KEYS,
+    STRETCHES,
+    WORKERS,
+    WORKSPACE,
+    WORKSPACE_SIZE,
+    D,
+    G,
+    H,
+    T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
 from qkv.kernels.key_rows import find_keys, find_values, run_length
@@ -65,7 +86,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
     lanes, chain_numbers, place = layout.lanes, layout.chain_numbers, layout.place
     score, softmax, rescale_output = layout.score, layout.softmax, layout.rescale
     mix, merge = layout.mix, layout.merge
-    fill, reach, adjust_scores, hide_out_of_reach = make_panel_steps(lanes, place)
+    fill, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = make_panel_steps(lanes, place)
 
     @compiled()
     def used_lanes(call, panel):
@@ -107,7 +128,9 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         while key < num_keys:
             count = run_length(call, block + key, num_keys - key)
             keys, row = find_keys(call, pair, block + key, count, widened)
-            score(keys, row, queries, used_lanes(call, panel), chains, moved(scores, key * lanes), count, size)
+            score(
+                keys, row, queries, used_lanes(call, panel), chains, moved(scores, key * lanes), count, size
+            )
             key += count
 
     @compiled()
@@ -158,12 +181,12 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         first, _ = reach(call, spans)
         for block in range(start, stop, BLOCK_KEYS):
             num_keys = min(BLOCK_KEYS, stop - block)
-            if integer_at(call, FIRST_KEYS) <= block and block + num_keys <= first:
+            if is_between(call, pair, block, num_keys, first):
                 continue
             score_block(call, pair, panel, queries, weights, chains, widened, block, num_keys)
             if adjusts:
                 adjust_scores(call, pair, panel, weights, block, num_keys)
-            hides = hide_out_of_reach(call, spans, weights, block, num_keys) or has_grid
+            hides = hide_out_of_reach(call, pair, spans, weights, block, num_keys) or has_grid
             if hides:
                 for number in range(num_keys * lanes):
                     put_number(scores, number, number_at(weights, number))
@@ -213,11 +236,6 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
             put_number(lse, row, highest + np.float32(math.log(total)))
 
     @compiled()
-    def begin_of(call, first):
-        """Return the first key to look at: those that no window hides, or the first in a window."""
-        return 0 if integer_at(call, FIRST_KEYS) > 0 else first // BLOCK_KEYS * BLOCK_KEYS
-
-    @compiled()
     def prefill(call, worker):
         """Run every panel that is this worker's through all its keys.
 
@@ -234,7 +252,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
             fill(call, pair, panel, queries, spans)
             begin_panel(call, pair, panel, state)
             first, stop = reach(call, spans)
-            first = begin_of(call, first)
+            first = begin_of(call, pair, first)
             for stretch in range(first // STRETCH_KEYS * STRETCH_KEYS, stop, STRETCH_KEYS):
                 start, end = max(stretch, first), min(stretch + STRETCH_KEYS, stop)
                 attend_stretch(call, pair, panel, queries, spans, start, end, part, scratch)
@@ -256,7 +274,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
             fill(call, pair, panel, queries, spans)
             first, stop = reach(call, spans)
             stretch = unit % num_stretches * STRETCH_KEYS
-            start, end = max(stretch, begin_of(call, first)), min(stretch + STRETCH_KEYS, stop)
+            start, end = max(stretch, begin_of(call, pair, first)), min(stretch + STRETCH_KEYS, stop)
             part = moved(pointer(integer_at(call, PARTS)), unit * state_size)
             attend_stretch(call, pair, panel, queries, spans, start, end, part, scratch)
 

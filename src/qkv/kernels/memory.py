@@ -175,3 +175,15 @@ def short_at(typing_context: Any, address: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(16).as_pointer()))
 
     return signature, write
+
+
+@instruction
+def put_byte(typing_context: Any, address: Any, value: Any) -> Any:
+    """Write a byte to an address passed as an integer."""
+    signature = types.void(types.intp, types.uint8)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return signature, write

@@ -17,7 +17,6 @@ from numba import types
 from qkv.kernels.memory import instruction
 from qkv.kernels.vectors import VectorWriter, index, repeat
 
-
 CHAINS = 8
 """Sums that a score is added up from: number d of a key belongs to chain ``d % CHAINS``."""
 
@@ -60,9 +59,7 @@ def tile_product(rows: int, vectors: int, width: int, *, adds: bool, chains: int
     return product
 
 
-def _write_product(
-    rows: int, vectors: int, width: int, *, adds: bool, chains: int
-) -> Callable[..., Any]:
+def _write_product(rows: int, vectors: int, width: int, *, adds: bool, chains: int) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         a, a_row, a_step, b, b_step, c, c_row, depth = arguments
         writer = VectorWriter(builder, width)

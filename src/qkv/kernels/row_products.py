@@ -88,7 +88,9 @@ def _write_scores(queries: int, lanes: int) -> Callable[..., Any]:
 
         repeat(builder, num_keys, [], grow_chains)
         num_scores = builder.mul(num_keys, index(queries))
-        repeat(builder, builder.sdiv(builder.add(num_scores, index(CHAINS - 1)), index(CHAINS)), [], add_chains)
+        repeat(
+            builder, builder.sdiv(builder.add(num_scores, index(CHAINS - 1)), index(CHAINS)), [], add_chains
+        )
         return context.get_dummy_value()
 
     return write
@@ -133,9 +135,7 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int) -> Callable[.
                 splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]
                 return [writer.fma(one, vector, next(growing)) for one in splats for vector in vectors]
 
-            sums = repeat(
-                builder, num_keys, [load(row, place) for row in rows for place in places], step
-            )
+            sums = repeat(builder, num_keys, [load(row, place) for row in rows for place in places], step)
             growing = iter(sums)
             for row in rows:
                 for place in places:
@@ -143,7 +143,11 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int) -> Callable[.
 
         def wide(number: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(number, index(vectors * width))
-            mix([builder.add(first, index(vector * width)) for vector in range(vectors)], writer.load, writer.store)
+            mix(
+                [builder.add(first, index(vector * width)) for vector in range(vectors)],
+                writer.load,
+                writer.store,
+            )
             return []
 
         num_wide = builder.sdiv(depth, index(vectors * width))

@@ -112,7 +112,7 @@ class VectorWriter:
         return total
 
     def _swap_blocks(self, rows: list[Any], distance: int) -> list[Any]:
-        """Transpose each square of 2 x 2 blocks of ``distance`` lanes: off the diagonal they change places."""
+        """Transpose each 2 x 2 square of blocks of ``distance`` lanes: off the diagonal they swap."""
         width, swapped = self.width, list(rows)
         low = [lane if not lane & distance else width + lane - distance for lane in range(width)]
         high = [lane + distance if not lane & distance else width + lane for lane in range(width)]

@@ -27,6 +27,8 @@ from qkv.kernels.attention_words import (
     OWN_PAGE,
     OWN_PAGE_ONLY,
     PAGE_KEYS,
+    POSITIONS,
+    POSITIONS_STEP,
     Q_LENGTH,
     QUERY,
     RIGHT,
@@ -39,7 +41,16 @@ from qkv.kernels.attention_words import (
     T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
-from qkv.kernels.memory import byte_at, integer_at, moved, number_at, pointer, put_integer, put_number
+from qkv.kernels.memory import (
+    byte_at,
+    integer_at,
+    moved,
+    number_at,
+    pointer,
+    put_integer,
+    put_number,
+    short_integer_at,
+)
 
 
 class PanelSteps(NamedTuple):
@@ -72,6 +83,21 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
         return pair % integer_at(call, G) * group + number % group, number // group
 
     @compiled()
+    def first_within(call, pair, own, left):
+        """Return the first key held that stands at most ``left`` positions before a query's own."""
+        if integer_at(call, POSITIONS) == 0:
+            return max(0, own - left)
+        positions = integer_at(call, POSITIONS) + 4 * pair * integer_at(call, POSITIONS_STEP)
+        least, low, high = short_integer_at(positions, own) - left, 0, own
+        while low < high:
+            middle = (low + high) // 2
+            if short_integer_at(positions, middle) < least:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    @compiled()
     def fill(call, pair, panel, queries, spans):
         """Put a panel's queries into lanes; ``spans`` gets each one's first key and the one past its last."""
         num_queries, size = integer_at(call, T), integer_at(call, D)
@@ -83,7 +109,7 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
             h, t = query_of(call, pair, panel, lane)
             first, end = 0, 0 if t < num_queries else NO_LIMIT  # an unused lane needs no masking
             if t < q_length:
-                first = max(0, t + offset - left)
+                first = first_within(call, pair, t + offset, left)
                 end = max(0, min(kv_length, t + offset + integer_at(call, RIGHT) + 1))
                 page_start = max(0, end - 1) // integer_at(call, PAGE_KEYS) * integer_at(call, PAGE_KEYS)
                 if integer_at(call, OWN_PAGE) == EARLIER_PAGES:

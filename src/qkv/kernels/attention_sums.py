@@ -98,7 +98,7 @@ def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
                     if is_between(call, pair, block, num_keys, first):
                         continue
                     while key < num_keys:
-                        count = run_length(call, block + key, num_keys - key)
+                        count = run_length(call, pair, block + key, num_keys - key)
                         keys, row = find_keys(call, pair, block + key, count, widened)
                         some = moved(scores, key * lanes)
                         score(keys, row, queries, used, chains, some, count, size)

@@ -52,10 +52,12 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     V_LOWS,
     SHARES_VALUES,  # whether a value is the beginning of its key
     OWN_PAGE,  # which keys a query sees by the page it stands in: one of the three below
+    POSITIONS,  # (B, G, POSITIONS_STEP) int32: where each key held stands in the text; 0 = at its slot
+    POSITIONS_STEP,
     FACTORS,  # (B, T) float32, for sums over queries: how much each query counts; 0 = all the same
     COLUMNS,  # (B, G, S) float32: those sums
     NUM_WORDS,
-) = range(22, 57)
+) = range(22, 59)
 
 # What is told of each sequence and key head: the key position of query 0, valid queries, valid keys, how
 # many keys before its own a query sees, and how many keys at the beginning no window hides.

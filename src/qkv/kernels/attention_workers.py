@@ -126,7 +126,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         """Compute the scores of a block of keys, run by run as they lie in memory."""
         size, key = integer_at(call, D), 0
         while key < num_keys:
-            count = run_length(call, block + key, num_keys - key)
+            count = run_length(call, pair, block + key, num_keys - key)
             keys, row = find_keys(call, pair, block + key, count, widened)
             score(
                 keys, row, queries, used_lanes(call, panel), chains, moved(scores, key * lanes), count, size
@@ -138,7 +138,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         """Add a block of weighted values to the output, run by run as they lie in memory."""
         size, key = integer_at(call, D_V), 0
         while key < num_keys:
-            count = run_length(call, block + key, num_keys - key)
+            count = run_length(call, pair, block + key, num_keys - key)
             values, row = find_values(call, pair, block + key, count, widened)
             some = moved(weights, key * lanes)
             if hides and not all_finite(values, row, count, size):

@@ -58,13 +58,14 @@ E4M3_SHIFT, E4M3_POWER = 20, np.float32(2.0**120)
 
 
 @compiled()
-def run_length(call: Any, position: Any, left: Any) -> Any:
+def run_length(call: Any, pair: Any, position: Any, left: Any) -> Any:
     """Return how many of the ``left`` keys from a position on lie together in memory."""
     if integer_at(call, TABLE) == 0:
         return left
     page_keys = integer_at(call, PAGE_KEYS)
     together = min(left, page_keys - position % page_keys)
-    return together if integer_at(call, ELEMENT) == FLOAT32 else min(together, RUN_KEYS)
+    in_place = integer_at(call, ELEMENT) == FLOAT32 and _page(call, pair, position) != 0
+    return together if in_place else min(together, RUN_KEYS)
 
 
 @compiled()
@@ -74,6 +75,9 @@ def find_keys(call: Any, pair: Any, position: Any, count: Any, scratch: Any) -> 
         return _in_array(call, K, pair, position), integer_at(call, K + QUERY)
     page, slot, size = _page(call, pair, position), _slot(call, position), integer_at(call, D)
     codes = page + integer_at(call, K_CODES)
+    if page == 0:
+        _clear(scratch, count * size)
+        return scratch, size
     if integer_at(call, ELEMENT) == FLOAT32:
         return moved(pointer(codes), slot * size), size
     _widen_keys(call, page, slot, count, scratch)
@@ -89,10 +93,20 @@ def find_values(call: Any, pair: Any, position: Any, count: Any, scratch: Any) -
         return find_keys(call, pair, position, count, scratch)
     page, slot, size = _page(call, pair, position), _slot(call, position), integer_at(call, D_V)
     codes = page + integer_at(call, V_CODES)
+    if page == 0:
+        _clear(scratch, count * size)
+        return scratch, size
     if integer_at(call, ELEMENT) == FLOAT32:
         return moved(pointer(codes), slot * size), size
     _widen_values(call, page, slot, count, scratch)
     return scratch, size
+
+
+@compiled()
+def _clear(numbers: Any, count: Any) -> Any:
+    """Write 0 for keys whose page is gone: no query sees them, but a block holds them."""
+    for place in range(count):
+        put_number(numbers, place, np.float32(0))
 
 
 @compiled()

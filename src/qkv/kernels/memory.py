@@ -187,3 +187,15 @@ def put_byte(typing_context: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, write
+
+
+@instruction
+def short_integer_at(typing_context: Any, address: Any, offset: Any) -> Any:
+    """Return the 32-bit integer ``offset`` places behind an address passed as an integer."""
+    signature = types.int64(types.intp, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        start = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+        return builder.sext(builder.load(builder.gep(start, [arguments[1]])), ir.IntType(64))
+
+    return signature, write

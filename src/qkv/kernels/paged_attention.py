@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qkv.kernels import attention_words as words
 from qkv.kernels.attention import (
@@ -73,6 +74,8 @@ class Reach(NamedTuple):
         How many leading queries of each sequence are real.
     sees : int
         All pages, only those before the one a query stands in, or only that one: `attention_words`.
+    positions : (B, G, S) int32, optional
+        Where in the text each key held stands, for windows; at its slot when left out.
     """
 
     offsets: Words
@@ -81,6 +84,7 @@ class Reach(NamedTuple):
     first_keys: Words | int = 0
     q_lengths: Sequence[int] | None = None
     sees: int = words.ALL_PAGES
+    positions: NDArray[np.int32] | None = None
 
 
 def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) -> tuple[Floats, Floats]:
@@ -160,6 +164,10 @@ def _begin_call(pages: Pages, reach: Reach, T: int) -> tuple[Words, Words]:
         address(pages.table), N, pages.page_size, words.ELEMENTS.index(pages.element), *pages[5:],
         pages.shares_values, reach.sees,
     )  # fmt: skip
+    if reach.positions is not None:
+        assert reach.positions.flags.c_contiguous and reach.positions.dtype == np.int32
+        call[words.POSITIONS] = address(reach.positions)
+        call[words.POSITIONS_STEP] = reach.positions.shape[2]
     q_lengths = T if reach.q_lengths is None else reach.q_lengths
     rows = rows_of((B, G), reach.offsets, q_lengths, reach.kv_lengths, reach.left, reach.first_keys)
     return call, rows

@@ -11,7 +11,7 @@ help:
 	@echo "make test        the test suite (core and dev packages)"
 	@echo "make test-peers  compare with PyTorch, ONNX, JAX and transformers (large install)"
 	@echo "make lint        ruff, pyright, import layers"
-	@echo "make bench       what tiling, the KV cache and the kernels buy on this machine (minutes)"
+	@echo "make bench       qkv beside its peers and beside the limits of this machine (minutes)"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"qkv needs Python 3.11 or newer, this is {v[0]}.{v[1]}; try: make PYTHON=python3.12 ...")'
@@ -49,7 +49,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/pyright
 
 bench: $(VENV)/.core
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/qkv bench
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -19,6 +19,7 @@ from qkv.ops.backend import use_backend
 from qkv.ops.sampling import Sampling
 from qkv.cache import ContiguousCache
 from qkv.models import MultiHeadAttention, CachedMultiHeadAttention, load, new_cache
+from qkv.planner import plan
 from qkv.engine import generate
 from qkv.errors import (
     QKVError,
@@ -27,6 +28,7 @@ from qkv.errors import (
     PromptError,
     CheckpointError,
     NumericError,
+    PlanError,
     CheckpointWarning,
 )
 
@@ -46,6 +48,7 @@ __all__ = [
     "CachedMultiHeadAttention",
     "load",
     "new_cache",
+    "plan",
     "generate",
     "QKVError",
     "ShapeError",
@@ -53,5 +56,6 @@ __all__ = [
     "PromptError",
     "CheckpointError",
     "NumericError",
+    "PlanError",
     "CheckpointWarning",
 ]

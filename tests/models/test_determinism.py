@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from qkv import load, new_cache
 from qkv.kernels.host import set_num_threads
 from qkv.ops.backend import is_compiled
+from tiny_deepseek import KINDS as DEEPSEEKS
+from tiny_deepseek import write_model as write_deepseek
 from tiny_models import FAMILIES, write_model
 
 pytestmark = pytest.mark.skipif(not is_compiled(), reason="NumPy alone promises no equal bits")
@@ -19,11 +21,12 @@ LENGTH = 61
 IDS = np.random.default_rng(0).integers(0, 101, LENGTH)
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "stories260k"])
+@pytest.fixture(scope="module", params=[*FAMILIES, *DEEPSEEKS, "stories260k"])
 def model(request, tmp_path_factory):
     if request.param == "stories260k":
         return load(request.getfixturevalue("stories260k"))
-    return load(write_model(tmp_path_factory.mktemp("model"), request.param))
+    write = write_deepseek if request.param in DEEPSEEKS else write_model
+    return load(write(tmp_path_factory.mktemp("model"), request.param))
 
 
 @pytest.fixture(params=[1, 2])
@@ -37,7 +40,7 @@ def in_chunks(model, ids, sizes, neighbours=0):
     """The logits of every id, run in chunks of the given sizes through a cache, beside other rows."""
     rows = [ids, *([np.roll(ids, n + 1) for n in range(neighbours)])]
     lengths = [len(ids), *([max(1, len(ids) - 5 * (n + 1)) for n in range(neighbours)])]
-    cache, logits, start = new_cache(model, len(rows)), [], 0
+    cache, logits, start = new_cache(model, batch_size=len(rows)), [], 0
     for size in sizes:
         chunk = np.stack([row[start : start + size] for row in rows])
         mask = start + np.arange(chunk.shape[1]) < np.array(lengths)[:, None]

@@ -336,5 +336,5 @@ def test_a_cache_for_the_model_has_its_layers_key_heads_and_head_size(tmp_path: 
     model = loaded(tmp_path)
     assert model.cache_shape == CacheShape(num_layers=3, num_kv_heads=2, head_dim=14)
     assert model.context_length == 97
-    cache = new_cache(model, 5)
+    cache = new_cache(model, batch_size=5)
     assert (cache.batch_size, cache.shape) == (5, model.cache_shape)

@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def cache_filled_with_nan(model: AnyModel, batch_size: int = 1) -> ContiguousCache:
     """A cache whose spare slots hold NaN: room for 64 tokens, none of them written."""
-    cache = new_cache(model, batch_size)
+    cache = new_cache(model, batch_size=batch_size)
     for layer in cache._layers:
         layer._reserve(64)
     fill_unused_slots(cache, np.nan)
@@ -121,7 +121,7 @@ def test_every_row_of_a_padded_batch_gives_what_it_gives_alone(model: AnyModel, 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_every_row_of_a_padded_batch_decodes_as_it_does_alone(model: AnyModel, side: str):
     ids, mask = padded(ROWS, side)
-    cache, texts = new_cache(model, len(ROWS)), [list(tokens) for tokens in ROWS]
+    cache, texts = new_cache(model, batch_size=len(ROWS)), [list(tokens) for tokens in ROWS]
     logits = model.next_logits(ids, cache, mask)
     for _ in range(6):
         for row, text in enumerate(texts):
@@ -135,7 +135,7 @@ def test_every_row_of_a_padded_batch_decodes_as_it_does_alone(model: AnyModel, s
 
 def test_a_padded_batch_may_come_in_chunks(model: AnyModel):
     rows = [PROMPT[:5], PROMPT]
-    cache = new_cache(model, 2)
+    cache = new_cache(model, batch_size=2)
     first = model.logits(*_with_cache(padded([PROMPT[:3], PROMPT[:2]], "left"), cache))
     second = model.logits(*_with_cache(padded([PROMPT[3:5], PROMPT[2:]], "right"), cache))
     assert cache.lengths == (5, 7)
@@ -151,7 +151,7 @@ def _with_cache(batch: tuple[np.ndarray, np.ndarray], cache: ContiguousCache) ->
 def test_a_row_that_has_finished_takes_no_slot_and_leaves_the_other_as_it_is_alone(model: AnyModel):
     rows = [np.arange(20, 28), np.arange(50, 55)]
     ids, mask = padded(rows, "left")
-    cache, text = new_cache(model, 2), rows[1].tolist()
+    cache, text = new_cache(model, batch_size=2), rows[1].tolist()
     logits = model.next_logits(ids, cache, mask)
     assert cache.lengths == (8, 5)
     for _ in range(3):
@@ -173,7 +173,7 @@ def test_a_mask_of_nothing_but_true_changes_no_bit(model: AnyModel):
 
 def test_slots_that_hold_no_token_change_no_bit(model: AnyModel):
     ids, mask = padded(ROWS, "left")
-    clean, dirty = new_cache(model, len(ROWS)), cache_filled_with_nan(model, len(ROWS))
+    clean, dirty = new_cache(model, batch_size=len(ROWS)), cache_filled_with_nan(model, len(ROWS))
     for cache in (clean, dirty):
         model.logits(ids, cache, mask)
     fill_unused_slots(clean, 0.0)
@@ -314,7 +314,7 @@ def test_an_id_outside_the_vocabulary_is_refused(model: AnyModel, outside: int):
 
 def test_a_cache_of_another_batch_size_is_refused(model: AnyModel):
     with pytest.raises(ShapeError, match=r"B = 3 sequences.*have 2"):
-        model.logits(np.ones((2, 5), int), new_cache(model, 3))
+        model.logits(np.ones((2, 5), int), new_cache(model, batch_size=3))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_refused_step_leaves_the_cache_as_before(model: AnyModel):
 
 
 def test_a_cache_takes_exactly_the_bytes_its_shape_predicts(model: AnyModel):
-    cache = new_cache(model, 2)
+    cache = new_cache(model, batch_size=2)
     for _ in range(5):
         model.logits(np.stack([PROMPT, PROMPT]), cache)
         held = sum(layer.k.nbytes + layer.v.nbytes for layer in cache._layers)

@@ -208,7 +208,7 @@ def test_rows_of_a_left_padded_batch_are_theirs(name: str, tmp_path: Path):
             attention_mask=torch.from_numpy(mask.astype(np.int64)),
             position_ids=torch.from_numpy(positions),
         ).logits.numpy()
-    for cache in (None, new_cache(ours, 2)):
+    for cache in (None, new_cache(ours, batch_size=2)):
         np.testing.assert_allclose(ours.logits(ids, cache, mask)[mask], expected[mask], **CLOSE)
 
 

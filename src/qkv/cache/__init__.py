@@ -1,5 +1,20 @@
 """Keys and values remembered between steps, so that each token is projected once."""
 
-from qkv.cache.contiguous import ContiguousCache
+from qkv.cache.contiguous import CacheShape, ContiguousCache
+from qkv.cache.evicting import Rotation
+from qkv.cache.paged import PagedCache
+from qkv.cache.policy import Policy
+from qkv.cache.pool import PagePool
+from qkv.cache.prefix import PrefixIndex
+from qkv.cache.protocol import Cache
 
-__all__ = ["ContiguousCache"]
+__all__ = [
+    "Cache",
+    "CacheShape",
+    "ContiguousCache",
+    "PagePool",
+    "PagedCache",
+    "Policy",
+    "PrefixIndex",
+    "Rotation",
+]

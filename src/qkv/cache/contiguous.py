@@ -22,12 +22,39 @@ FIRST_CAPACITY = 16
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one token costs: L layers x G key heads x (D of the key + D of the value)."""
+    """What one token costs: L layers x G key heads x (D of the key + D of the value).
+
+    Attributes
+    ----------
+    value_dim : int, optional
+        The values' D, where it is not the keys'.
+    shares_values : bool
+        Whether a value is the first numbers of its key, and so takes no bytes (latent attention).
+
+    Raises
+    ------
+    OptionError
+        If values are to be part of keys that are shorter.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: DTypeLike = np.float32
+    value_dim: int | None = None
+    shares_values: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shares_values and self.value_size > self.head_dim:
+            raise OptionError(
+                f"values of {self.value_size} numbers cannot be the beginning of keys of {self.head_dim}; "
+                f"try value_dim={self.head_dim} or less"
+            )
+
+    @property
+    def value_size(self) -> int:
+        """The values' D, the keys' unless said otherwise."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def bytes_per_token(self) -> int:
@@ -39,8 +66,14 @@ class CacheShape:
 
         >>> CacheShape(32, 8, 128, np.float16).bytes_per_token
         131072
+
+        DeepSeek-V2 in float16: 60 layers x 1 key of 512 + 64 numbers, which holds the value, x 2 bytes.
+
+        >>> CacheShape(60, 1, 576, np.float16, value_dim=512, shares_values=True).bytes_per_token
+        69120
         """
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * np.dtype(self.dtype).itemsize
+        numbers = self.head_dim + (0 if self.shares_values else self.value_size)
+        return self.num_layers * self.num_kv_heads * numbers * np.dtype(self.dtype).itemsize
 
 
 def grown_capacity(num_tokens: int, capacity: int = 0) -> int:
@@ -54,6 +87,24 @@ def grown_capacity(num_tokens: int, capacity: int = 0) -> int:
     while capacity < num_tokens:
         capacity = max(FIRST_CAPACITY, 2 * capacity)
     return capacity
+
+
+def check_rows(shape: CacheShape, batch_size: int, k: Keys, v: Values | None) -> None:
+    """Raise `ShapeError` unless keys and values are of the cache's shape."""
+    shares = shape.shares_values
+    leading = (batch_size, shape.num_kv_heads, k.shape[-2])
+    k_shape, v_shape = (*leading, shape.head_dim), (*leading, shape.value_size)
+    got = tuple(k.shape), None if v is None else tuple(v.shape)
+    if got != (k_shape, v_shape) and not (shares and got == (k_shape, None)):
+        wanted = k_shape if k_shape == v_shape else f"{k_shape} and {v_shape}"
+        raise ShapeError(
+            f"the cache takes k and v of shape (B, G, T, D) = {wanted}, not {got[0]} and {got[1]}"
+        )
+    if shares and v is not None and v.size and not np.may_share_memory(k, v):
+        raise ShapeError(
+            f"the cache's values are the first {v_shape[-1]} numbers of its keys, not an array of their "
+            f"own; pass k[..., :{v_shape[-1]}] or None"
+        )
 
 
 class ContiguousCache:
@@ -95,9 +146,14 @@ class ContiguousCache:
         return max(self.lengths)
 
     @property
+    def next_positions(self) -> tuple[int, ...]:
+        """At which position each sequence's next token stands: behind what it has."""
+        return self.lengths
+
+    @property
     def nbytes(self) -> int:
         """Bytes allocated, spare slots included."""
-        return sum(layer.k.nbytes + layer.v.nbytes for layer in self._layers)
+        return sum(layer.nbytes for layer in self._layers)
 
     def predict_nbytes(self, num_tokens: int) -> int:
         """Return what ``nbytes`` will be once the longest sequence has ``num_tokens``.
@@ -106,7 +162,7 @@ class ContiguousCache:
         """
         return self.batch_size * grown_capacity(num_tokens) * self.shape.bytes_per_token
 
-    def append(self, layer: int, k: Keys, v: Values, lengths: Sequence[int] | None = None) -> None:
+    def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.
 
         A step that was interrupted between layers leaves nothing behind: the next one writes over it.
@@ -114,7 +170,10 @@ class ContiguousCache:
         Parameters
         ----------
         layer : int
-        k, v : (B, G, T, D)
+        k : (B, G, T, D)
+        v : (B, G, T, D) or None
+            The values' D may be another. Where values are the first numbers of the keys: ``None``, or
+            that view of ``k``, which is not stored.
         lengths : B integers, optional
             How many leading positions of each row are real; the rest is not stored.
 
@@ -123,12 +182,7 @@ class ContiguousCache:
         ShapeError
             If the arrays are not of the cache's shape.
         """
-        wanted = (self.batch_size, self.shape.num_kv_heads, k.shape[-2], self.shape.head_dim)
-        if not (tuple(k.shape) == tuple(v.shape) == wanted):
-            raise ShapeError(
-                f"the cache takes k and v of shape (B, G, T, D) = {wanted}, "
-                f"not {tuple(k.shape)} and {tuple(v.shape)}"
-            )
+        check_rows(self.shape, self.batch_size, k, v)
         new = np.full(self.batch_size, k.shape[2]) if lengths is None else np.asarray(lengths)
         self._layers[layer].append(np.asarray(self.lengths), new, k, v)
 
@@ -147,6 +201,7 @@ class ContiguousCache:
         Returns
         -------
         (B, H, T, D)
+            With the values' D.
         """
         store = self._layers[layer]
         S = int(store.lengths.max())
@@ -172,28 +227,41 @@ class ContiguousCache:
 
 
 class _Layer:
-    """One layer's slots: k and v are ``(B, G, capacity, D)``, of which ``lengths`` are in use."""
+    """One layer's slots: k and v are ``(B, G, capacity, D)``, of which ``lengths`` are in use.
 
-    def __init__(self, k: NDArray, v: NDArray, lengths: NDArray[np.int64]) -> None:
-        self.k, self.v, self.lengths = k, v, lengths
+    Where values are the first numbers of the keys, v is a view of k.
+    """
+
+    def __init__(self, k: NDArray, v: NDArray, lengths: NDArray[np.int64], shares_values: bool) -> None:
+        self.k, self.v, self.lengths, self.shares_values = k, v, lengths, shares_values
 
     @classmethod
     def empty(cls, shape: CacheShape, batch_size: int) -> "_Layer":
-        slots = np.empty((2, batch_size, shape.num_kv_heads, 0, shape.head_dim), shape.dtype)
-        return cls(slots[0], slots[1], np.zeros(batch_size, np.int64))
+        k, v = (
+            np.empty((batch_size, shape.num_kv_heads, 0, size), shape.dtype)
+            for size in (shape.head_dim, shape.value_size)
+        )
+        return cls(k, v, np.zeros(batch_size, np.int64), shape.shares_values)
 
-    def append(self, starts: NDArray, new: NDArray, k: Keys, v: Values) -> None:
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + (0 if self.shares_values else self.v.nbytes)
+
+    def append(self, starts: NDArray, new: NDArray, k: Keys, v: Values | None) -> None:
         self._reserve(int((starts + new).max()))
         for row, (start, count) in enumerate(zip(starts, new, strict=True)):
             self.k[row, :, start : start + count] = k[row, :, :count]
-            self.v[row, :, start : start + count] = v[row, :, :count]
+            if v is not None and not self.shares_values:
+                self.v[row, :, start : start + count] = v[row, :, :count]
         self.lengths = starts + new
 
     def _reserve(self, num_tokens: int) -> None:
         capacity = self.k.shape[2]
         grown = grown_capacity(num_tokens, capacity)
         if grown > capacity:
-            self.k, self.v = (_grow(slots, grown) for slots in (self.k, self.v))
+            value_size = self.v.shape[3]
+            self.k = _grow(self.k, grown)
+            self.v = self.k[..., :value_size] if self.shares_values else _grow(self.v, grown)
 
 
 def _grow(slots: NDArray, capacity: int) -> NDArray:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from qkv.cache import ContiguousCache
+from qkv.cache import Cache
 from qkv.errors import OptionError, PromptError
 from qkv.models import Model, new_cache
 from qkv.ops.sampling import Sampling, sample
@@ -31,7 +31,7 @@ class Generation:
         How many new tokens at most; fewer where the model's context ends.
     stop : sequence of str
         Texts that end the generation and are not part of it.
-    cache : ContiguousCache, optional
+    cache : Cache, optional
         Continued where it ends. ``None`` computes every earlier token anew at each step.
     clock : callable
         Seconds; for measuring.
@@ -58,7 +58,7 @@ class Generation:
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
-        cache: ContiguousCache | None = None,
+        cache: Cache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if max_tokens < 1:
@@ -168,7 +168,7 @@ def generate(
     model: Model,
     prompt: str | Sequence[int],
     *,
-    cache: ContiguousCache | None = None,
+    cache: Cache | None = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -186,7 +186,7 @@ def generate(
         From `qkv.load`.
     prompt : str or sequence of int
         Text, or ids.
-    cache : ContiguousCache, optional
+    cache : Cache, optional
         From `qkv.new_cache`; continued where it ends. A fresh one when left out. Afterwards it holds
         the prompt and every new token but the last, which has been chosen but not run: begin with
         it, as an id, to go on from there.

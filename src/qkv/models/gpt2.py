@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import ContiguousCache
+from qkv.cache import Cache, Rotation
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, PromptError
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields
 from qkv.models.llama import Matrix, take_head
+from qkv.models.model import fingerprint_of
 from qkv.models.step import Step
 from qkv.ops.embedding import embed
 from qkv.ops.logits import unembed
@@ -99,16 +100,14 @@ class GPT2:
     tokenizer: Tokenizer | None = None
     end_ids: frozenset[int] = frozenset()
 
-    def logits(
-        self, ids: TokenIds, cache: ContiguousCache | None = None, mask: Visible | None = None
-    ) -> Logits:
+    def logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
         """Return the logits of the token after each id.
 
         Parameters
         ----------
         ids : (T,) or (B, T) integers
             New tokens; with a cache they continue what it holds, and are added to it.
-        cache : ContiguousCache, optional
+        cache : Cache, optional
             Without one, every token is computed anew.
         mask : (B, T) bool, optional
             ``True`` = a real token; padding on either side is neither run nor stored.
@@ -125,9 +124,7 @@ class GPT2:
         step = Step.of(ids, cache, mask)
         return step.unpack(unembed(self._hidden(step), self.head))
 
-    def next_logits(
-        self, ids: TokenIds, cache: ContiguousCache | None = None, mask: Visible | None = None
-    ) -> Logits:
+    def next_logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
         """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
         step = Step.of(ids, cache, mask)
         logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
@@ -142,6 +139,16 @@ class GPT2:
     def cache_shape(self) -> CacheShape:
         """What a cache for this model must hold."""
         return CacheShape(self.config.L, self.config.H, self.config.E // self.config.H)
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """Keys are not turned: positions are part of the embedding."""
+        return None
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this model's saved caches from another's."""
+        return fingerprint_of(self.config, self.embedding, self.final_norm)
 
     def _hidden(self, step: Step) -> Hidden:
         if step.longest > self.context_length:

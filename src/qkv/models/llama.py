@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import ContiguousCache
+from qkv.cache import Cache, Rotation
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, CheckpointWarning
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields, head_dim_of
+from qkv.models.model import fingerprint_of
 from qkv.models.positions import RotaryScheme, rotary_scheme
 from qkv.models.step import Step
 from qkv.ops.embedding import embed
@@ -161,16 +162,14 @@ class Llama:
     tokenizer: Tokenizer | None = None
     end_ids: frozenset[int] = frozenset()
 
-    def logits(
-        self, ids: TokenIds, cache: ContiguousCache | None = None, mask: Visible | None = None
-    ) -> Logits:
+    def logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
         """Return the logits of the token after each id.
 
         Parameters
         ----------
         ids : (T,) or (B, T) integers
             New tokens; with a cache they continue what it holds, and are added to it.
-        cache : ContiguousCache, optional
+        cache : Cache, optional
             Without one, every token is computed anew.
         mask : (B, T) bool, optional
             ``True`` = a real token; padding on either side is neither run nor stored.
@@ -182,9 +181,7 @@ class Llama:
         step = Step.of(ids, cache, mask)
         return step.unpack(unembed(self._hidden(step), self.head))
 
-    def next_logits(
-        self, ids: TokenIds, cache: ContiguousCache | None = None, mask: Visible | None = None
-    ) -> Logits:
+    def next_logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
         """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
         step = Step.of(ids, cache, mask)
         logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
@@ -199,6 +196,16 @@ class Llama:
     def cache_shape(self) -> CacheShape:
         """What a cache for this model must hold."""
         return CacheShape(self.config.L, self.config.G, self.config.D)
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """How keys are turned, whole, by their positions."""
+        return Rotation(self.config.rotary.at(self.context_length))
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this model's saved caches from another's."""
+        return fingerprint_of(self.config, self.embedding, self.final_norm)
 
     def _hidden(self, step: Step) -> Hidden:
         x = embed(step.ids, self.embedding)  # B T E

@@ -8,21 +8,24 @@ from typing import Any
 from qkv.errors import CheckpointError
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields
+from qkv.models.deepseek import DeepSeek
 from qkv.models.gpt2 import GPT2
 from qkv.models.llama import Llama
 from qkv.tokens import Tokenizer
 
-FAMILIES: Mapping[str, type[Llama] | type[GPT2]] = {
+FAMILIES: Mapping[str, type[Llama] | type[GPT2] | type[DeepSeek]] = {
     "llama": Llama,
     "mistral": Llama,
     "qwen2": Llama,
     "qwen3": Llama,
     "gpt2": GPT2,
+    "deepseek_v2": DeepSeek,
+    "deepseek_v3": DeepSeek,
 }
 """Which class reads which ``model_type``."""
 
 
-def load(folder: str | Path) -> Llama | GPT2:
+def load(folder: str | Path) -> Llama | GPT2 | DeepSeek:
     """Load a model in the Hugging Face layout.
 
     Parameters
@@ -33,7 +36,7 @@ def load(folder: str | Path) -> Llama | GPT2:
 
     Returns
     -------
-    Llama or GPT2
+    Llama, GPT2 or DeepSeek
         With ``logits(ids, cache)``, ``tokenizer``, ``context_length`` and ``end_ids``.
 
     Raises
@@ -62,7 +65,7 @@ def load(folder: str | Path) -> Llama | GPT2:
     return replace(model, tokenizer=tokenizer, end_ids=end_ids_of(checkpoint, tokenizer))
 
 
-def family_of(config: Mapping[str, Any]) -> type[Llama] | type[GPT2]:
+def family_of(config: Mapping[str, Any]) -> type[Llama] | type[GPT2] | type[DeepSeek]:
     """Return the class that reads a config's ``model_type``.
 
     Examples

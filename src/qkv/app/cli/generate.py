@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cache import ContiguousCache
+from qkv.cache import Cache
 from qkv.engine import Generation
 from qkv.errors import OptionError
 from qkv.models import Model, load, new_cache
@@ -85,7 +85,7 @@ def generate(
     loaded = _load(model)
     _warm_up(loaded)
 
-    def begin(cached: bool) -> tuple[Generation, ContiguousCache | None]:
+    def begin(cached: bool) -> tuple[Generation, Cache | None]:
         cache = new_cache(loaded) if cached else None
         made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, stop=stop or (), cache=cache)
         return made, cache
@@ -115,7 +115,7 @@ def _warm_up(model: Model) -> None:
         model.next_logits([0] * num_tokens)
 
 
-def _run(generation: Generation, cache: ContiguousCache | None, prompt: str, *, stream: bool) -> RunReport:
+def _run(generation: Generation, cache: Cache | None, prompt: str, *, stream: bool) -> RunReport:
     """Generate to the end or to Ctrl-C; what was made until then counts."""
     pieces: list[str] = []
     reason = ""
@@ -147,7 +147,7 @@ def _run(generation: Generation, cache: ContiguousCache | None, prompt: str, *, 
 
 
 def _compare(
-    begin: Callable[[bool], tuple[Generation, ContiguousCache | None]],
+    begin: Callable[[bool], tuple[Generation, Cache | None]],
     prompt: str,
     as_json: bool,
 ) -> None:

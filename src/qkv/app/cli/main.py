@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from qkv.app.cli.bench import bench
 from qkv.app.cli.generate import INTERRUPTED, generate
+from qkv.app.cli.plan import plan
+from qkv.app.cli.tokens import tokens
 from qkv.errors import QKVError
 
 BAD_INPUT = 2
@@ -15,6 +18,9 @@ BAD_INPUT = 2
 
 app = typer.Typer(name="qkv", add_completion=False, pretty_exceptions_enable=False)
 app.command()(generate)
+app.command()(plan)
+app.command()(tokens)
+app.command()(bench)
 
 
 def show_version(wanted: bool) -> None:

@@ -1,1 +1,0 @@
-"""What each idea buys on this machine, as ratios within one run."""

@@ -1,0 +1,309 @@
+"""Attention over page tables: what the queries of one step get from what their sequences hold.
+
+The compiled form reads codes where they lie. Its twin gathers and decodes what a layer holds and calls
+`qkv.ops.attend`. Both let a query see, of the keys its head holds, those up to its own; of these the
+ones in its window and the first ones that no window hides; and where pages are encoded when full,
+its own page as it came and the earlier ones as they are stored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache.tables import Counts, PageTable, SequenceTables
+from qkv.ops import attend, merge_attended
+from qkv.ops.backend import is_compiled
+from qkv.ops.columns import attention_columns
+from qkv.ops.operands import Operands
+from qkv.shapes import Array, LogSumExp, Queries
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Which held keys the queries of a step see.
+
+    Attributes
+    ----------
+    new : (B,) int64
+        Queries of each sequence, whose keys are the last ones held.
+    windows : (B, G) int64, optional
+        W of each head; ``None`` = no head has one.
+    first_keys : (B, G) int64
+        How many keys at the beginning no window hides.
+    """
+
+    new: Counts
+    windows: Counts | None
+    first_keys: Counts
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How scores become weights: ``scale`` and ``softcap`` as for `qkv.attend`, ``sinks`` one per head."""
+
+    scale: float
+    softcap: float | None = None
+    sinks: Any = None
+
+
+def attend_tables(
+    sequences: Sequence[SequenceTables], layer: int, q: Queries, sight: Sight, rules: Rules
+) -> tuple[Array, LogSumExp]:
+    """Return output ``(B, H, T, D_v)`` and lse ``(B, H, T)`` of a step's queries.
+
+    Parameters
+    ----------
+    sequences : B SequenceTables
+        Of one layout; the step's keys and values are in them.
+    layer : int
+    q : (B, H, T, D)
+    sight : Sight
+    rules : Rules
+    """
+    attend_one = _attend_compiled if is_compiled() and q.dtype == np.float32 else _attend_decoded
+    if not sequences[0].closes_pages:
+        return attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "all")
+    beside = Rules(rules.scale, rules.softcap)
+    earlier = attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "earlier")
+    own = attend_one([one.filling for one in sequences], sequences, layer, q, sight, beside, "own")
+    return merge_attended(*earlier, *own)
+
+
+def sum_weights(
+    sequences: Sequence[SequenceTables],
+    layer: int,
+    q: Queries,
+    lse: LogSumExp,
+    sight: Sight,
+    rules: Rules,
+    factors: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """Return what each held key got: weights summed over queries and over the heads of its group.
+
+    Parameters
+    ----------
+    sequences, layer, q, sight, rules
+        As for `attend_tables`; without a softcap.
+    lse : (B, H, T)
+        What that returned.
+    factors : (B, T), optional
+        How much each query counts.
+
+    Returns
+    -------
+    (B, G, S)
+    """
+    parts = [("all", [one.pages for one in sequences])]
+    if sequences[0].closes_pages:
+        parts = [("earlier", parts[0][1]), ("own", [one.filling for one in sequences])]
+    sums = [
+        _sum_part(tables, sequences, layer, q, lse, sight, rules, factors, sees) for sees, tables in parts
+    ]
+    return sum(sums[1:], sums[0])
+
+
+def _sum_part(
+    tables: Sequence[PageTable],
+    sequences: Sequence[SequenceTables],
+    layer: int,
+    q: Queries,
+    lse: LogSumExp,
+    sight: Sight,
+    rules: Rules,
+    factors: NDArray[np.float32] | None,
+    sees: str,
+) -> NDArray[np.float32]:
+    if is_compiled() and q.dtype == np.float32:
+        from qkv.kernels.paged_attention import sum_columns  # the compiler is loaded when it is first needed
+
+        reach = _reach(sequences, layer, sight, sees)
+        return sum_columns(q, _pages(tables, layer), reach, lse, scale=rules.scale, factors=factors)
+    k, v, mask = _decoded(tables, sequences, layer, q, sight, sees)
+    columns = attention_columns(Operands.of(q, k, v, mask=mask, scale=rules.scale), lse, factors)
+    return columns.reshape(*k.shape[:2], -1, k.shape[2]).sum(axis=2)
+
+
+def held_keys(
+    table: PageTable, layer: int, count: int, first_page: int = 0
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the decoded keys and values, ``(G, count, D)``, of every head's slots from a page on.
+
+    Where there is no page, because it fell behind a window or a head holds less, there are zeros.
+    """
+    layout, G = table.layout, table.ids.shape[1]
+    num_pages = -(-count // layout.P)
+    k = np.zeros((G, num_pages, layout.P, layout.D_k), np.float32)
+    v = np.zeros((G, num_pages, layout.P, layout.D_v), np.float32)
+    for head, page in np.argwhere(table.present[layer, :, first_page : first_page + num_pages]):
+        k[head, page], v[head, page] = layout.read(table.pool.page(table.ids[layer, head, first_page + page]))
+    k, v = (x.reshape(G, -1, x.shape[-1])[:, :count] for x in (k, v))
+    return k, v
+
+
+def _attend_compiled(
+    tables: Sequence[PageTable],
+    sequences: Sequence[SequenceTables],
+    layer: int,
+    q: Queries,
+    sight: Sight,
+    rules: Rules,
+    sees: str,
+) -> tuple[Array, LogSumExp]:
+    from qkv.kernels.paged_attention import attend_pages
+
+    sinks = None if rules.sinks is None else np.asarray(rules.sinks, np.float32)
+    reach = _reach(sequences, layer, sight, sees)
+    softcap, scale = rules.softcap, rules.scale
+    return attend_pages(q, _pages(tables, layer), reach, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def _pages(tables: Sequence[PageTable], layer: int) -> Any:
+    from qkv.kernels.paged_attention import Pages
+
+    layout = tables[0].layout
+    addresses = [table.addresses[layer] for table in tables]
+    width = max(some.shape[1] for some in addresses)
+    stacked = addresses[0][None] if len(addresses) == 1 else np.stack([_widened(x, width) for x in addresses])
+    at = {name: section.offset for name, section in layout.sections.items()}
+    return Pages(
+        table=np.ascontiguousarray(stacked),
+        page_size=layout.P,
+        element=layout.element,
+        value_dim=layout.D_v,
+        shares_values=layout.shares_values,
+        k=at["k"],
+        v=at.get("v", 0),
+        k_steps=at.get("k_scale", at.get("k_step", 0)),
+        v_steps=at.get("v_scale", at.get("v_step", 0)),
+        k_lows=at.get("k_low", 0),
+        v_lows=at.get("v_low", 0),
+    )
+
+
+def _reach(sequences: Sequence[SequenceTables], layer: int, sight: Sight, sees: str) -> Any:
+    from qkv.kernels.attention_words import ALL_PAGES, EARLIER_PAGES, OWN_PAGE_ONLY
+    from qkv.kernels.paged_attention import Reach
+
+    held = np.stack([one.held[layer] for one in sequences])
+    return Reach(
+        offsets=held - sight.new[:, None],
+        kv_lengths=held,
+        left=None if sight.windows is None else sight.windows - 1,
+        first_keys=sight.first_keys,
+        q_lengths=sight.new.tolist(),
+        sees={"all": ALL_PAGES, "earlier": EARLIER_PAGES, "own": OWN_PAGE_ONLY}[sees],
+        positions=None if sight.windows is None else _positions(sequences, layer),
+    )
+
+
+def _positions(sequences: Sequence[SequenceTables], layer: int) -> NDArray[np.int32] | None:
+    """Return ``(B, G, S)`` positions of the keys held, or ``None`` where they are their slots."""
+    if not sequences[0].layout.tracks:
+        return None
+    most = max(int(one.held[layer].max()) for one in sequences)
+    positions = np.zeros((len(sequences), sequences[0].held.shape[1], most), np.int32)
+    for row, one in zip(positions, sequences, strict=True):
+        for head, count in enumerate(one.held[layer]):
+            row[head, :count] = positions_of(one, layer, head, int(count))
+    return positions
+
+
+def _widened(addresses: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    return np.pad(addresses, ((0, 0), (0, width - addresses.shape[1])))
+
+
+def positions_of(sequence: SequenceTables, layer: int, head: int, count: int) -> NDArray[np.int32]:
+    """Return where in the text the first ``count`` tokens held by a head stand; the pages must be there."""
+    P = sequence.layout.P
+    full, end = count // P if sequence.closes_pages else -(-count // P), -(-count // P)
+    parts = ((sequence.pages, 0, full), (sequence.filling, full, end))
+    opened = [
+        table.layout.open(table.pool.page(page_id))["positions"]
+        for table, first, last in parts
+        for page_id in table.ids[layer, head, first:last]
+    ]
+    return np.concatenate([np.zeros(0, np.int32), *opened])[:count]
+
+
+def _attend_decoded(
+    tables: Sequence[PageTable],
+    sequences: Sequence[SequenceTables],
+    layer: int,
+    q: Queries,
+    sight: Sight,
+    rules: Rules,
+    sees: str,
+) -> tuple[Array, LogSumExp]:
+    k, v, mask = _decoded(tables, sequences, layer, q, sight, sees)
+    options = {"scale": rules.scale, "softcap": rules.softcap, "sinks": rules.sinks}
+    return attend(q, k, v, mask=mask, return_lse=True, **options)
+
+
+def _decoded(
+    tables: Sequence[PageTable],
+    sequences: Sequence[SequenceTables],
+    layer: int,
+    q: Queries,
+    sight: Sight,
+    sees: str,
+) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return the keys and values held, ``(B, G, S, D)``, and which each query sees, ``(B, H, T, S)``."""
+    held = np.stack([one.held[layer] for one in sequences])
+    (_, H, T, _), (_, G), S = q.shape, held.shape, int(held.max(initial=0))
+    pairs = [held_keys(table, layer, S) for table in tables]
+    k, v = (np.stack(x).astype(q.dtype, copy=False) for x in zip(*pairs, strict=True))
+    visible = visible_slots(held, sight, T, S, _positions(sequences, layer), tables[0].layout.P, sees)
+    return k, v, np.repeat(visible, H // G, axis=1)
+
+
+def visible_slots(
+    held: Counts,
+    sight: Sight,
+    num_queries: int,
+    num_slots: int,
+    positions: NDArray[np.int32] | None,
+    page_size: int,
+    sees: str = "all",
+) -> NDArray[np.bool_]:
+    """Return which slots each query of a step sees: ``(B, G, T, S)``.
+
+    Parameters
+    ----------
+    held : (B, G) int64
+    sight : Sight
+    num_queries, num_slots : int
+        T and S.
+    positions : (B, G, S) int32, optional
+        Where in the text the tokens held stand; at their slots when left out.
+    page_size : int
+        P.
+    sees : "all", "earlier" or "own"
+        All pages, those before the one a query stands in, or only that one.
+
+    Examples
+    --------
+    Two queries behind three keys, a window of 2, and the first key always seen:
+
+    >>> sight = Sight(np.array([2]), windows=np.array([[2]]), first_keys=np.array([[1]]))
+    >>> visible_slots(np.array([[5]]), sight, 2, 5, None, page_size=4)[0, 0].astype(int)
+    array([[1, 0, 1, 1, 0],
+           [1, 0, 0, 1, 1]])
+    """
+    slots = np.arange(num_slots)
+    queries = np.arange(num_queries)
+    own = (held - sight.new[:, None])[..., None] + queries  # B G T
+    seen = (slots <= own[..., None]) & (queries < sight.new[:, None])[:, None, :, None]
+    if sight.windows is not None:
+        places = np.broadcast_to(slots, (*held.shape, num_slots)) if positions is None else positions
+        within = np.take_along_axis(places, np.clip(own, 0, max(num_slots - 1, 0)), axis=2)
+        near = places[:, :, None] > within[..., None] - sight.windows[..., None, None]
+        seen &= near | (slots < sight.first_keys[..., None, None])
+    page_start = own[..., None] // page_size * page_size
+    if sees == "earlier":
+        seen &= slots < page_start
+    if sees == "own":
+        seen &= slots >= page_start
+    return seen

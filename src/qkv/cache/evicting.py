@@ -1,0 +1,274 @@
+"""Evict: score what a layer holds, keep the best, and move the rest together so that pages come back."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache.attending import Rules, Sight, held_keys, positions_of, sum_weights
+from qkv.cache.closing import close_pages, drop_filled
+from qkv.cache.eviction import Eviction
+from qkv.cache.expected_attention import (
+    FUTURE_POSITIONS,
+    SKIPPED_QUERIES,
+    expected_scores,
+    query_statistics,
+    rotate_on_average,
+    unrotate,
+)
+from qkv.cache.importance import (
+    accumulate,
+    decay_factors,
+    heavy_hitter_scores,
+    key_norm_scores,
+    last_query_scores,
+    observed_scores,
+)
+from qkv.cache.retention import OBSERVED_QUERIES, always_kept, keep
+from qkv.cache.rows import read_rows, write_rows
+from qkv.cache.tables import SequenceTables
+from qkv.ops.rotary import Rotary, rotary_table, rotate
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How a model turns its keys: what re-rotation and expected attention must know."""
+
+    rotary: Rotary
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class SeenStep:
+    """One sequence's step in one layer, as its queries saw it.
+
+    Attributes
+    ----------
+    q : (H, T, D)
+    lse : (H, T)
+    sight : Sight
+        Of this sequence alone.
+    rules : Rules
+    """
+
+    q: NDArray[Any]
+    lse: NDArray[Any]
+    sight: Sight
+    rules: Rules
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Tokens that one layer dropped after a step.
+
+    Attributes
+    ----------
+    at : int
+        Tokens of the text so far.
+    layer : int
+    positions : (G, n) int32
+        Where in the text each head's dropped tokens stood.
+    by : str
+        The eviction.
+    """
+
+    at: int
+    layer: int
+    positions: NDArray[np.int32]
+    by: str
+
+
+def note_attention(sequence: SequenceTables, layer: int, step: SeenStep, eviction: Eviction) -> None:
+    """Add what each key got in this step to its score, for H2O."""
+    if eviction.name != "h2o":
+        return
+    G, S = sequence.held.shape[1], int(sequence.held[layer, 0])
+    T = step.q.shape[1]
+    factors = decay_factors(T, eviction.scoring.decay)
+    sums = _sums(sequence, layer, step, factors)
+    past = read_rows(sequence.pages, layer, ["score"], S - T)["score"]
+    score = accumulate(past, sums, T, eviction.scoring.decay)
+    write_rows(sequence.pages, layer, np.zeros(G, np.int64), {"score": score})
+
+
+def evict(
+    sequence: SequenceTables,
+    layer: int,
+    step: SeenStep,
+    eviction: Eviction,
+    *,
+    budget: int,
+    sinks: int,
+    rotation: Rotation | None,
+    rerotates: bool,
+) -> Dropped:
+    """Bring a layer down to its budget.
+
+    Parameters
+    ----------
+    sequence : SequenceTables
+        Holding more than ``budget`` tokens in each head of this layer.
+    layer : int
+    step : SeenStep
+        What was last attended.
+    eviction : Eviction
+    budget, sinks : int
+        Tokens that stay per key head, and how many of the first among them.
+    rotation : Rotation, optional
+        For expected attention and re-rotation.
+    rerotates : bool
+        Whether kept tokens are turned to consecutive positions.
+
+    Returns
+    -------
+    Dropped
+    """
+    stays = always_kept(eviction.name, budget, sinks)
+    scores = _scores(sequence, layer, step, eviction, stays.recent, sinks, rotation)
+    kept = keep(scores, budget, stays.sinks, stays.recent)
+    gone = np.ones(scores.shape, bool)
+    np.put_along_axis(gone, kept, False, axis=1)
+    positions = _positions(sequence, layer)
+    dropped = positions[gone].reshape(len(positions), -1)
+    compact(sequence, layer, kept, rotation if rerotates else None)
+    sequence.evicted_at = int(sequence.tokens[layer])
+    return Dropped(sequence.evicted_at, layer, dropped, str(eviction))
+
+
+def compact(sequence: SequenceTables, layer: int, kept: NDArray[np.int64], rotation: Rotation | None) -> None:
+    """Move the kept tokens of each head together, in order, and give back the pages behind them.
+
+    A page that another sequence holds too is left to it, and a copy is written to.
+
+    Parameters
+    ----------
+    sequence : SequenceTables
+    layer : int
+    kept : (G, n) int64
+        Slots, ascending.
+    rotation : Rotation, optional
+        By which keys are turned from their old slots to their new ones.
+    """
+    if sequence.closes_pages:
+        _compact_encoded(sequence, layer, kept)
+        return
+    table, layers, P = sequence.pages, slice(layer, layer + 1), sequence.layout.P
+    (G, count), S = kept.shape, int(sequence.held[layer, 0])
+    rows = read_rows(table, layer, list(table.layout.sections), S)
+    chosen = {
+        name: np.take_along_axis(some, kept.reshape(G, count, *[1] * (some.ndim - 2)), axis=1)
+        for name, some in rows.items()
+    }
+    if rotation is not None:
+        moves = np.arange(count) - kept
+        chosen["k"] = _turned(chosen["k"], moves, rotation)
+    same = (
+        int(np.argmax((kept != np.arange(count)).any(axis=0))) if (kept != np.arange(count)).any() else count
+    )
+    pages = np.arange(table.ids.shape[2])
+    last = -(-count // P)
+    table.drop(layers, np.broadcast_to(pages >= last, (1, G, len(pages))))
+    table.make_own(layers, np.broadcast_to((pages >= same // P) & (pages < last), (1, G, len(pages))))
+    write_rows(table, layer, np.full(G, same), {name: some[:, same:] for name, some in chosen.items()})
+    sequence.held[layer] = count
+
+
+def _compact_encoded(sequence: SequenceTables, layer: int, kept: NDArray[np.int64]) -> None:
+    """Decode, choose, and encode again in new pages."""
+    G, count = kept.shape
+    k, v = decoded_rows(sequence, layer)
+    k, v = (np.take_along_axis(x, kept[..., None], axis=1) for x in (k, v))
+    positions = np.take_along_axis(_positions(sequence, layer), kept, axis=1)
+    layers = slice(layer, layer + 1)
+    for table in sequence.tables:
+        table.drop(layers, np.ones((1, *table.ids.shape[1:]), bool))
+    sequence.held[layer] = 0
+    first, end = sequence.pages_for(count, layers)
+    sequence.filling.take(layers, sequence.filling.missing(layers, first, end))
+    rows = sequence.filling.layout.encode(k, None if sequence.layout.shares_values else v)
+    start = np.zeros(G, np.int64)
+    write_rows(sequence.filling, layer, start, rows | {"positions": positions})
+    sequence.held[layer] = count
+    close_pages(sequence, layer)
+    drop_filled(sequence, layer)
+
+
+def decoded_rows(sequence: SequenceTables, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return what a layer holds, ``(G, S, D)``: pages under way as they came, the others decoded."""
+    S, P = int(sequence.held[layer].max(initial=0)), sequence.layout.P
+    k, v = held_keys(sequence.pages, layer, S)
+    if sequence.closes_pages:
+        open_k, open_v = held_keys(sequence.filling, layer, S)
+        for head, count in enumerate(sequence.held[layer]):
+            under_way = slice(int(count) // P * P, int(count))
+            k[head, under_way], v[head, under_way] = open_k[head, under_way], open_v[head, under_way]
+    return k, v
+
+
+def _scores(
+    sequence: SequenceTables,
+    layer: int,
+    step: SeenStep,
+    eviction: Eviction,
+    recent: int,
+    sinks: int,
+    rotation: Rotation | None,
+) -> NDArray[np.float32]:
+    G, S, T = sequence.held.shape[1], int(sequence.held[layer, 0]), step.q.shape[1]
+    match eviction.name:
+        case "streaming":
+            return np.zeros((G, S), np.float32)
+        case "h2o":
+            score = read_rows(sequence.pages, layer, ["score"], S)["score"]
+            ages = int(sequence.tokens[layer]) - _positions(sequence, layer)
+            return heavy_hitter_scores(score, ages, eviction.scoring.rule)
+        case "snapkv" | "pyramidkv":
+            window = min(OBSERVED_QUERIES, recent, T)
+            observed = (np.arange(T) >= T - window).astype(np.float32)
+            return observed_scores(_sums(sequence, layer, step, observed), G, recent)
+        case "tova":
+            last = (np.arange(T) == T - 1).astype(np.float32)
+            return last_query_scores(_sums(sequence, layer, step, last), G)
+        case "knorm":
+            return key_norm_scores(decoded_rows(sequence, layer)[0])
+        case "expected":
+            assert rotation is not None, "the cache checks that expected attention has a rotation"
+            return _expected(sequence, layer, step, sinks, rotation)
+
+
+def _expected(
+    sequence: SequenceTables, layer: int, step: SeenStep, sinks: int, rotation: Rotation
+) -> NDArray[np.float32]:
+    length, T = int(sequence.tokens[layer]), step.q.shape[1]
+    turning = {"interleaved": rotation.interleaved}
+    q = unrotate(step.q, rotation.rotary, np.arange(length - T, length), **turning)
+    skipped = max(0, SKIPPED_QUERIES - (length - T))
+    statistics = query_statistics(q[:, skipped:] if skipped < T else q)
+    coming = rotate_on_average(
+        statistics, rotation.rotary, first_position=length, num_positions=FUTURE_POSITIONS, **turning
+    )
+    k, v = decoded_rows(sequence, layer)
+    return expected_scores(coming, k, v, scale=step.rules.scale, sinks=sinks)
+
+
+def _sums(
+    sequence: SequenceTables, layer: int, step: SeenStep, factors: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return the mean over each group's heads of what each key got, ``(G, S)``."""
+    q, lse = step.q[None], step.lse[None]
+    sums = sum_weights([sequence], layer, q, lse, step.sight, step.rules, factors[None])[0]
+    return sums / np.float32(step.q.shape[0] // sums.shape[0])
+
+
+def _positions(sequence: SequenceTables, layer: int) -> NDArray[np.int32]:
+    """Return where in the text the tokens held stand: ``(G, S)``."""
+    G, S = sequence.held.shape[1], int(sequence.held[layer, 0])
+    return np.stack([positions_of(sequence, layer, head, S) for head in range(G)])
+
+
+def _turned(keys: NDArray[Any], moves: NDArray[np.int64], rotation: Rotation) -> NDArray[Any]:
+    """Turn each key by as many positions as it moves: (G, n, D) by (G, n)."""
+    cosines, sines = rotary_table(Rotary(rotation.rotary.frequencies), moves)
+    turned = rotate(keys.astype(np.float32), cosines, sines, interleaved=rotation.interleaved)
+    return turned.astype(keys.dtype)

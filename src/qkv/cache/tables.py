@@ -1,0 +1,220 @@
+"""Page tables: which pages of a pool hold which tokens of one sequence.
+
+Each layer and key head has a table of its own, for eviction leaves each with other tokens. Slot s of
+a head is slot ``s % P`` of its page ``s // P``. While nothing was evicted the slot of a token is its
+position; pages behind a window are then holes in the table, and no slot moves.
+
+Pages that are encoded only when full lie in a second table while they fill, in float32, and for the
+rest of the step in which they became full: its queries see their own page as it came.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache.layout import Page, PageLayout
+from qkv.cache.pool import NO_PAGE, Ids, PagePool
+
+Counts = NDArray[np.int64]
+
+
+class PageTable:
+    """Ids and addresses of pages, ``(L, G, N)``, with room for more than are used.
+
+    Attributes
+    ----------
+    pool : PagePool
+    layout : PageLayout
+    ids, addresses : (L, G, N) int64
+        `NO_PAGE` and 0 where there is none.
+    """
+
+    def __init__(self, pool: PagePool, layout: PageLayout, num_layers: int, num_kv_heads: int) -> None:
+        self.pool, self.layout = pool, layout
+        self.ids = np.full((num_layers, num_kv_heads, 0), NO_PAGE)
+        self.addresses = np.zeros((num_layers, num_kv_heads, 0), np.int64)
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Where there is a page."""
+        return self.ids != NO_PAGE
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its pages."""
+        return int(self.present.sum()) * self.layout.nbytes
+
+    def missing(self, layers: slice, first: Counts, end: Counts) -> NDArray[np.bool_]:
+        """Return which pages from ``first`` to before ``end``, both (layers, G), are not there yet."""
+        pages = np.arange(max(self.ids.shape[2], int(end.max(initial=0))))
+        wanted = (first[..., None] <= pages) & (pages < end[..., None])
+        wanted[..., : self.ids.shape[2]] &= ~self.present[layers]
+        return wanted
+
+    def take(self, layers: slice, missing: NDArray[np.bool_]) -> None:
+        """Take a page from the pool for each place that `missing` marks.
+
+        Raises
+        ------
+        CacheFull
+            If they do not fit; then nothing has changed.
+        """
+        count = int(missing.sum())
+        if count:
+            self.put(layers, missing, self.pool.take(self.layout.nbytes, count))
+
+    def put(self, layers: slice, where: NDArray[np.bool_], ids: Ids) -> None:
+        """Enter pages that are the caller's where there are none."""
+        self._reserve(where.shape[2])
+        width = where.shape[2]
+        self.ids[layers, :, :width][where] = ids
+        self.addresses[layers, :, :width][where] = self.pool.addresses(ids)
+
+    def drop(self, layers: slice, where: NDArray[np.bool_]) -> None:
+        """Free the pages that ``where``, (layers, G, N), marks; places without a page stay so."""
+        some = self.ids[layers, :, : where.shape[2]]
+        gone = where & (some != NO_PAGE)
+        if gone.any():
+            self.pool.free(some[gone])
+            some[gone] = NO_PAGE
+            self.addresses[layers, :, : where.shape[2]][gone] = 0
+
+    def count_shared(self, layers: slice, where: NDArray[np.bool_]) -> int:
+        """Return how many of the marked pages others hold too."""
+        some = self.ids[layers, :, : where.shape[2]][where[..., : self.ids.shape[2]]]
+        return int((self.pool.references(some) > 1).sum())
+
+    def make_own(self, layers: slice, where: NDArray[np.bool_]) -> None:
+        """Copy the marked pages that others hold too, so that they may be written to.
+
+        Raises
+        ------
+        CacheFull
+            If the copies do not fit; then nothing has changed.
+        """
+        some = self.ids[layers, :, : where.shape[2]]
+        shared = where & (some != NO_PAGE)
+        shared[shared] = self.pool.references(some[shared]) > 1
+        if not shared.any():
+            return
+        originals = some[shared]
+        copies = self.pool.take(self.layout.nbytes, originals.size)
+        for copy, original in zip(copies, originals, strict=True):
+            self.pool.page(copy)[:] = self.pool.page(original)
+        self.pool.free(originals)
+        some[shared] = copies
+        self.addresses[layers, :, : where.shape[2]][shared] = self.pool.addresses(copies)
+
+    def copy(self) -> "PageTable":
+        """Return a table of the same pages, which both hold from now on."""
+        other = PageTable(self.pool, self.layout, *self.ids.shape[:2])
+        self.pool.share(self.ids)
+        other.ids, other.addresses = self.ids.copy(), self.addresses.copy()
+        return other
+
+    def free(self) -> None:
+        """Free every page."""
+        self.drop(slice(None), np.ones(self.ids.shape, bool))
+
+    def pages(self, layer: int, head: int, count: int) -> list[Page]:
+        """Return the first ``count`` pages of a head; they must be there."""
+        return [self.pool.page(page_id) for page_id in self.ids[layer, head, :count]]
+
+    def _reserve(self, num_pages: int) -> None:
+        """Have room for so many pages per head; doubling, so that a token never copies the whole table."""
+        known = self.ids.shape[2]
+        if num_pages > known:
+            room = ((0, 0), (0, 0), (0, max(num_pages, 2 * known) - known))
+            self.ids = np.pad(self.ids, room, constant_values=NO_PAGE)
+            self.addresses = np.pad(self.addresses, room)
+
+
+class SequenceTables:
+    """All pages of one sequence, and how far each layer and head has come.
+
+    Attributes
+    ----------
+    pages : PageTable
+        As the policy stores them.
+    filling : PageTable
+        The same table, except where pages are encoded when full.
+    held : (L, G) int64
+        Slots in use: tokens of each head, holes behind a window counted.
+    tokens : (L,) int64
+        Tokens that have passed through each layer, whether still held or not.
+    evicted_at : int
+        How many tokens there were when one was last evicted; 0 if never.
+    """
+
+    def __init__(self, pool: PagePool, layout: PageLayout, num_layers: int, num_kv_heads: int) -> None:
+        self.pages = PageTable(pool, layout, num_layers, num_kv_heads)
+        closes = layout.codecs.closes_pages
+        self.filling = (
+            PageTable(pool, layout.while_filling, num_layers, num_kv_heads) if closes else self.pages
+        )
+        self.held = np.zeros((num_layers, num_kv_heads), np.int64)
+        self.tokens = np.zeros(num_layers, np.int64)
+        self.evicted_at = 0
+
+    @property
+    def layout(self) -> PageLayout:
+        """Of the pages as the policy stores them."""
+        return self.pages.layout
+
+    @property
+    def closes_pages(self) -> bool:
+        """Whether pages are encoded when full."""
+        return self.filling is not self.pages
+
+    @property
+    def length(self) -> int:
+        """Tokens that have passed through every layer."""
+        return int(self.tokens[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages; one shared with another sequence counts in both."""
+        return sum(table.nbytes for table in self.tables)
+
+    @property
+    def tables(self) -> Iterator[PageTable]:
+        """Each table once."""
+        yield self.pages
+        if self.closes_pages:
+            yield self.filling
+
+    def fork(self) -> "SequenceTables":
+        """Return a sequence of the same tokens that shares every page until one of the two writes to it."""
+        other = SequenceTables.__new__(SequenceTables)
+        other.pages = self.pages.copy()
+        other.filling = self.filling.copy() if self.closes_pages else other.pages
+        other.held, other.tokens = self.held.copy(), self.tokens.copy()
+        other.evicted_at = self.evicted_at
+        return other
+
+    def free(self) -> None:
+        """Give back every page and hold nothing."""
+        for table in self.tables:
+            table.free()
+        self.held[:], self.tokens[:], self.evicted_at = 0, 0, 0
+
+    def pages_for(self, count: int, layers: slice) -> tuple[Counts, Counts]:
+        """Return which pages the next ``count`` tokens are written to: from the first to before the last."""
+        P = self.layout.P
+        first, end = self.held[layers] // P, -(-(self.held[layers] + count) // P)
+        return (first, end) if count else (first, first)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a page is missing where tokens are, or present where none can be."""
+        P = self.layout.P
+        for table in self.tables:
+            assert ((table.ids == NO_PAGE) == (table.addresses == 0)).all(), "an address without a page"
+            ids = table.ids[table.present]
+            assert len(np.unique(ids)) == len(ids), "a page stands in the table twice"
+            assert (table.addresses[table.present] == table.pool.addresses(ids)).all(), "a wrong address"
+        assert (self.held <= self.tokens[:, None]).all(), "more tokens are held than there ever were"
+        open_pages = self.held % P > 0
+        for layer, head in np.argwhere(open_pages):
+            page = self.held[layer, head] // P
+            assert self.filling.ids[layer, head, page] != NO_PAGE, "the page under way is missing"

@@ -49,7 +49,7 @@ def draw_memory(plan: Plan) -> "Figure":
     against_context.set_xlabel(f"tokens of each of {users:,} users")
     against_users.set_ylabel("GiB")
     figure.legend(*against_users.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
-    figure.suptitle(f"KV cache of {plan.model.name}, laid out as {plan.engine}")
+    figure.suptitle(f"KV cache of {plan.model.name}, engine: {plan.engine}")
     return figure
 
 
@@ -87,13 +87,14 @@ def _draw(axes: "Axes", plan: Plan, requests: list[Request], axis: str) -> None:
     if plan.budget is not None:
         axes.axhline(plan.budget / GIB, color="black", linestyle="--", linewidth=1, label="budget")
     axes.axvline(getattr(plan.request, axis), color="grey", linewidth=0.8)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
     axes.grid(alpha=0.3)
 
 
 def _steps(last: int) -> list[int]:
-    return sorted({max(1, last * point // POINTS) for point in range(1, POINTS + 1)})
+    """Return numbers up to the last, each larger by the same factor."""
+    return sorted({round(last ** (point / POINTS)) for point in range(POINTS + 1)})
 
 
 def _of_context(request: Request, context: int) -> Request:

@@ -1,0 +1,32 @@
+"""How engines lay out their caches: each in a file, all behind the same three verbs.
+
+``read`` a cache setting, name the ``candidates`` worth comparing, and say what one ``demand``s.
+"""
+
+from collections.abc import Mapping
+
+from qkv.errors import PlanError
+from qkv.planner.engines.ideal import Ideal
+from qkv.planner.engines.llama_cpp import LlamaCpp
+from qkv.planner.engines.own import Own
+from qkv.planner.engines.transformers import Transformers
+from qkv.planner.engines.vllm import VLLM
+from qkv.planner.strategies import Engine
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine for engine in (Ideal(), Own(), VLLM(), LlamaCpp(), Transformers())
+}
+"""Every engine by name."""
+
+
+def engine_named(name: str) -> Engine:
+    """Return an engine by name.
+
+    Raises
+    ------
+    PlanError
+        If there is none of that name.
+    """
+    if name not in ENGINES:
+        raise PlanError(f"an engine is one of {', '.join(ENGINES)}, not {name[:40]!r}")
+    return ENGINES[name]

@@ -1,0 +1,83 @@
+"""No engine in particular: what a strategy needs where nothing is rounded but to its own pages."""
+
+from dataclasses import dataclass
+
+from qkv.planner.explanation import products
+from qkv.planner.layers import LayerGroup, ModelMemory
+from qkv.planner.storage import STORAGES, Storage
+from qkv.planner.strategies import Demand, Request, Strategy, read_strategy
+from qkv.planner.term import Term
+
+PAGE_SIZE = 16
+"""Tokens of a page in comparisons, as in the paper on PagedAttention (Kwon et al. 2023)."""
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """Pages or runs of exactly the bytes that their numbers and scales take."""
+
+    name: str = "ideal"
+    runs_in_float32: bool = False
+    usable_share: float = 1.0
+
+    def read(self, cache: str, request: Request) -> Strategy:
+        """Return the strategy a text asks for: a storage, and limits on what is kept."""
+        names = ("bf16", *(name for name in STORAGES if name != "bf16"))
+        return read_strategy(cache, names, lambda storage: _stored(storage, request))
+
+    def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
+        """Return what to compare: lossless first, then fewer bits, then fewer tokens."""
+        plain = STORAGES["bf16"]
+        P = request.page_size or PAGE_SIZE
+        longest = max(request.context, model.max_context or 0)
+        rows = []
+        if model.has_windows and model.numbers(request.context) < _unwindowed(model, request.context):
+            rows.append(Strategy("16 bit, windows ignored", "", plain, P, ignores_windows=True))
+        if longest > request.context:
+            title = f"16 bit, {longest:,} slots reserved each"
+            rows.append(Strategy(title, "", plain, reserved=longest))
+        rows.append(Strategy(f"16 bit, pages of {P} tokens", "bf16", plain, P))
+        shared = request.shared_prefix >= P
+        if shared:
+            rows.append(Strategy("16 bit, pages, prefix shared", "bf16", plain, P, shares_prefix=True))
+        rows += [
+            Strategy(STORAGES[name].title, name, STORAGES[name], P, shares_prefix=shared)
+            for name in ("int8", "fp8", "q8_0", "int4")
+        ]
+        kept = max(P, request.context // 4)
+        rows.append(Strategy(f"16 bit, {kept:,} tokens kept each", f"keep={kept}", plain, P, budget=kept))
+        return tuple(rows)
+
+    def demand(self, model: ModelMemory, strategy: Strategy, request: Request) -> Demand:
+        """Return what one device needs, layer by layer."""
+        layers = [(group, *_tokens(group, strategy, request)) for group in model.layers]
+        sizes = {group: group.count * strategy.storage.token_bytes(group) for group in model.layers}
+        shared = sum(sizes[group] * shared for group, shared, _ in layers)
+        per_user = sum(sizes[group] * own for group, _, own in layers)
+        return Demand(shared, per_user + model.state_bytes)
+
+    def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
+        """Return the products behind the bytes of a token."""
+        return products(model, strategy)
+
+
+def _stored(storage: Storage, request: Request) -> Strategy:
+    pages = "" if request.page_size is None else f", pages of {request.page_size} tokens"
+    shares = request.shared_prefix > 0
+    title = f"{storage.title}{pages}{', prefix shared' if shares else ''}"
+    return Strategy(title, storage.name, storage, request.page_size, shares_prefix=shares)
+
+
+def _tokens(layer: LayerGroup, strategy: Strategy, request: Request) -> tuple[int, int]:
+    """Return the slots of one layer that all users share, and those of each user."""
+    kept, P = strategy.kept(layer, request.context), strategy.page_size or 1
+    shared_pages = 0
+    if strategy.shares_prefix and layer.reach != "cross":
+        first = request.context - kept  # tokens before it have left a window
+        shared_pages = max(0, request.shared_prefix // P - -(-first // P))
+    own_pages = -(-(kept - shared_pages * P) // P)
+    return shared_pages * P, own_pages * P
+
+
+def _unwindowed(model: ModelMemory, num_tokens: int) -> int:
+    return sum(group.count * group.numbers_per_token * num_tokens for group in model.layers)

@@ -1,0 +1,180 @@
+"""How our own cache is laid out: pages of one key head each, as `qkv.cache` allocates them, to the byte.
+
+A page belongs to one key head of one layer of one sequence. A page that is encoded when full is held in
+float32 until then. Pages behind a window go back, whether the window is the policy's or the model's.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache.contiguous import CacheShape
+from qkv.cache.elements import element_named
+from qkv.cache.layout import PageLayout
+from qkv.cache.policy import Policy
+from qkv.cache.prediction import held_tokens, page_layout
+from qkv.cache.retention import layer_budgets
+from qkv.errors import OptionError, PlanError
+from qkv.planner.layers import ModelMemory
+from qkv.planner.storage import Storage
+from qkv.planner.strategies import Demand, Request, Strategy
+from qkv.planner.term import Term
+
+COMPARED = ("", "fp16", "int8", "fp8-e4m3", "int8-kivi", "int4")
+"""Policies that keep every token, in the order in which to try them."""
+
+LOSSLESS = ("float32",)
+"""Elements that keep the numbers the model works with."""
+
+LEAST_KEPT = 64
+"""Tokens an eviction keeps in a comparison, at least: SnapKV's window of queries."""
+
+NO_WINDOW = np.iinfo(np.int64).max
+
+Counts = NDArray[np.int64]
+"""(L, G), one number per key head."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Pages from a pool, taken when a token needs one."""
+
+    name: str = "qkv"
+    runs_in_float32: bool = True
+    usable_share: float = 1.0
+
+    def read(self, cache: str, request: Request) -> Strategy:
+        """Return the strategy of a policy such as ``int8,window=1024,sinks=4``."""
+        policy = parse_policy(cache)
+        if request.page_size is not None and policy.page is None:
+            policy = parse_policy(f"{policy},page={request.page_size}")
+        shares = (
+            request.shared_prefix >= policy.page_size and policy.eviction is None and policy.window is None
+        )
+        text = str(policy) or policy.element
+        return Strategy(
+            title=f"{text}{', prefix shared' if shares else ''}",
+            text=text,
+            storage=Storage(policy.element, policy.element, 0, is_lossless=policy.element in LOSSLESS),
+            page_size=policy.page_size,
+            shares_prefix=shares,
+            budget=policy.eviction.budget if policy.eviction else None,
+            window=policy.window,
+            sinks=policy.sinks,
+        )
+
+    def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
+        """Return what to compare."""
+        texts = [*COMPARED, f"snapkv={max(LEAST_KEPT, request.context // 4)}"]
+        if any(group.key_dim % 2 or group.value_dim % 2 for group in model.layers):
+            texts.remove("int4")  # stores two numbers a byte
+        return tuple(self.read(text, request) for text in texts)
+
+    def demand(self, model: ModelMemory, strategy: Strategy, request: Request) -> Demand:
+        """Return what one device needs, page by page."""
+        policy = parse_policy(strategy.text)
+        layout = _layout(policy, model)
+        full, filling, common = _pages(policy, model, request, shares=strategy.shares_prefix)
+        shared = int(common.sum()) * layout.nbytes
+        own = int((full - common).sum()) * layout.nbytes + int(filling.sum()) * layout.while_filling.nbytes
+        return Demand(shared, own)
+
+    def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
+        """Return the products behind a page of tokens."""
+        policy = parse_policy(strategy.text)
+        P, nbytes = policy.page_size, _layout(policy, model).nbytes
+        factor = (nbytes, f"bytes a page of {P} tokens")
+        return tuple(
+            Term(kept, ((count, "key heads of all layers"), factor), tokens=P)
+            for kept, count in _reaches(policy, model).items()
+        )
+
+
+def parse_policy(text: str) -> Policy:
+    """Return the policy of a text, with the planner's own error where it has none."""
+    try:
+        return Policy.parse(text)
+    except OptionError as error:
+        raise PlanError(str(error)) from error
+
+
+def cache_shape(model: ModelMemory) -> CacheShape:
+    """Return the shape of the cache that a model would get.
+
+    Raises
+    ------
+    PlanError
+        If qkv has no cache for such a model.
+
+    Examples
+    --------
+    >>> from qkv.planner.sources import find_model
+    >>> cache_shape(find_model("deepseek-v2-lite")).shares_values
+    True
+    """
+    sizes = {(group.num_kv_heads, group.key_dim, group.value_dim) for group in model.layers}
+    other = model.states or any(group.reach == "cross" or group.index_dim for group in model.layers)
+    if other or len(sizes) != 1:
+        raise PlanError(
+            f"{model.name} keeps more than keys and values of one size for all layers, "
+            "for which qkv has no cache; plan for another engine"
+        )
+    ((G, key_dim, value_dim),) = sizes
+    is_latent = value_dim == 0
+    return CacheShape(model.num_layers, G, key_dim, value_dim=value_dim or key_dim, shares_values=is_latent)
+
+
+def _pages(
+    policy: Policy, model: ModelMemory, request: Request, *, shares: bool
+) -> tuple[Counts, Counts, Counts]:
+    """Return the pages of each key head: encoded or never to be, still filling, and shared by all users."""
+    shape, P, N = cache_shape(model), policy.page_size, request.context
+    held = held_tokens(shape, policy, N, N - request.new_tokens)
+    part = (held % P > 0).astype(np.int64)
+    filling = part if element_named(policy.element).closes_pages else np.zeros_like(part)
+    behind = np.zeros_like(part)
+    if policy.eviction is None:
+        windows, first_pages = _windows(policy, model)
+        behind = np.maximum(0, np.maximum(0, N - windows) // P - first_pages)
+    full = held // P + part - filling - behind
+    common = np.full_like(full, request.shared_prefix // P if shares else 0)
+    return full, filling, np.clip(common - behind, 0, full)
+
+
+def _windows(policy: Policy, model: ModelMemory) -> tuple[Counts, Counts]:
+    """Return each key head's window, the policy's or the model's, and the pages of its sinks."""
+    shape = cache_shape(model)
+    of_model = [group.window or NO_WINDOW for group in model.layers for _ in range(group.count)]
+    windows = np.tile(np.array(of_model)[:, None], (1, shape.num_kv_heads))
+    first_pages = np.zeros(windows.shape, np.int64)
+    for layer, head in np.ndindex(windows.shape):
+        window = policy.window_of(layer, head)
+        if window is not None:
+            windows[layer, head] = min(windows[layer, head], window)
+            first_pages[layer, head] = -(-policy.sinks // policy.page_size)
+    return windows, first_pages
+
+
+def _layout(policy: Policy, model: ModelMemory) -> PageLayout:
+    shape = cache_shape(model)
+    try:
+        policy.check_fits(shape.num_layers, shape.num_kv_heads)
+        return page_layout(shape, policy)
+    except OptionError as error:
+        raise PlanError(str(error)) from error
+
+
+def _reaches(policy: Policy, model: ModelMemory) -> Counter[str]:
+    """Return in words what key heads keep, and how many keep that."""
+    G, eviction = cache_shape(model).num_kv_heads, policy.eviction
+    if eviction is not None:
+        budgets = layer_budgets(eviction.name, eviction.budget, model.num_layers, policy.sinks)
+        return Counter({f"about {budget:,} tokens": G * count for budget, count in Counter(budgets).items()})
+    windows, first_pages = _windows(policy, model)
+    sinks = f"the first {policy.sinks} tokens and " if policy.sinks else ""
+    return Counter(
+        "every token" if window == NO_WINDOW else f"{sinks if first else ''}the last {window:,} tokens"
+        for window, first in zip(windows.ravel().tolist(), first_pages.ravel().tolist(), strict=True)
+    )

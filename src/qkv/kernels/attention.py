@@ -1,8 +1,8 @@
 """Attention on float32 arrays in compiled code: writes down a call and starts its workers."""
 
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, Required, TypedDict, Unpack
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, Required, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from qkv.kernels.attention_layouts import ROW_LANES, Layout, panel_layout, row_l
 from qkv.kernels.attention_words import NO_LIMIT, STRETCH_KEYS
 from qkv.kernels.attention_workers import make_workers, workspace_numbers
 from qkv.kernels.host import HOST_TILE, Tile, num_threads
-from qkv.kernels.launch import address, launch
+from qkv.kernels.launch import address, code_address, launch
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.int64]
@@ -86,20 +86,29 @@ def attend(
     output : (B, H, T, D)
     lse : (B, H, T)
     """
-    (B, H, T, _), (_, G, S, value_size) = q.shape, v.shape
+    (B, H, T, D), (_, G, S, value_size) = q.shape, v.shape
+    sizes = Sizes(B, H, G, T, S, D, value_size)
+    if q_lengths is None and kv_lengths is None and isinstance(offsets, int) and _is_plain(**rules):
+        prepared = _prepare_plain(sizes, offsets, left, **rules)
+    else:
+        rows = rows_of(
+            (B, G),
+            offsets,
+            T if q_lengths is None else q_lengths,
+            S if kv_lengths is None else kv_lengths,
+            left,
+        )
+        prepared = prepare(sizes, rows, **rules)
     k, v = with_whole_heads(k), with_whole_heads(v)
-    grids = [None if grid is None else np.broadcast_to(grid, (B, H, T, S)) for grid in (mask, bias)]
-    call = np.zeros(words.NUM_WORDS, np.int64)
-    call[words.PAGE_KEYS] = 1
+    call = prepared.call.copy()
     for place, array in ((words.K, k), (words.V, v)):
-        call[place : place + 4] = address(array), *(step // 4 for step in array.strides[:3])
-    for place, grid in zip((words.MASK, words.BIAS), grids, strict=True):
+        call[place] = address(array)
+        call[place + 1], call[place + 2], call[place + 3] = (step // 4 for step in array.strides[:3])
+    for place, grid in ((words.MASK, mask), (words.BIAS, bias)):
         if grid is not None:
-            call[place : place + 5] = address(grid), *(step // grid.itemsize for step in grid.strides)
-    rows = rows_of(
-        (B, G), offsets, T if q_lengths is None else q_lengths, S if kv_lengths is None else kv_lengths, left
-    )
-    return run_attention(call, q, rows, S, value_size, **rules)
+            whole = np.broadcast_to(grid, (B, H, T, S))
+            call[place : place + 5] = address(whole), *(step // whole.itemsize for step in whole.strides)
+    return run(call, prepared, q)
 
 
 def rows_of(
@@ -114,12 +123,45 @@ def rows_of(
     return rows
 
 
-def run_attention(
-    call: Words,
-    q: Floats,
+class Sizes(NamedTuple):
+    """The axes of a call; ``value_size`` is D of the values."""
+
+    B: int
+    H: int
+    G: int
+    T: int
+    S: int
+    D: int
+    value_size: int
+
+
+class Prepared(NamedTuple):
+    """All of a call that does not depend on where its arrays are.
+
+    Attributes
+    ----------
+    sizes : Sizes
+    call : (NUM_WORDS,) int64
+        With the addresses of the arrays below, and without those of the call's own.
+    kept : tuple of arrays
+        What the words point to.
+    workers : compiled functions
+        To be run one after the other.
+    num_workers, scratch_numbers : int
+        Threads, and the float32 numbers of scratch memory for all of them.
+    """
+
+    sizes: Sizes
+    call: Words
+    kept: tuple[Any, ...]
+    workers: tuple[Any, ...]
+    num_workers: int
+    scratch_numbers: int
+
+
+def prepare(
+    sizes: Sizes,
     rows: Words,
-    S: int,
-    value_size: int,
     *,
     scale: float,
     softcap: float | None = None,
@@ -129,58 +171,78 @@ def run_attention(
     tile: Tile | str | None = None,
     splits_keys: bool | None = None,
     num_workers: int | None = None,
-) -> tuple[Floats, Floats]:
-    """Run a call that says where keys and values are; it is written to the end here.
+) -> Prepared:
+    """Choose how a call is cut, and write down what is known of it without its arrays.
 
     Parameters
     ----------
-    call : (NUM_WORDS,) int64
-    q : (B, H, T, D)
+    sizes : Sizes
     rows : (B, G, ROW_WORDS) int64
         From `rows_of`.
-    S, value_size : int
-        Keys at most, and D of the values.
     scale, softcap, right, slopes, sinks, tile, splits_keys, num_workers
         See `Rules`.
     """
-    (B, H, T, D), G = q.shape, rows.shape[1]
+    B, H, G, T, S, D, value_size = sizes
+    num_workers = num_workers or workers_for(B * H * T * S * (D + value_size))
+    layout, (attend_stretch, attend_units, join_stretches) = _workers(tile or tile_for(H // G * T))
+    num_stretches, num_panels = max(1, -(-S // STRETCH_KEYS)), -(-(H // G * T) // layout.lanes)
+    if splits_keys is None:
+        splits_keys = num_stretches > 1 and B * G * num_panels < 4 * num_workers
+    numbers = np.array([scale, softcap or 0.0], np.float32)
+    head_numbers = _head_numbers(H, slopes, sinks)
+    per_worker = workspace_numbers(layout, D, value_size)
+    num_parts = B * G * num_panels * num_stretches if splits_keys else 0
+    spans_numbers, parts_numbers = 4 * layout.lanes * num_workers, num_parts * (value_size + 2) * layout.lanes
+
+    call = np.zeros(words.NUM_WORDS, np.int64)
+    call[words.PAGE_KEYS] = 1
+    call[words.WORKSPACE_SIZE] = per_worker
+    call[words.NUMBERS : words.D_V + 1] = (
+        address(numbers), address(head_numbers), address(rows), H, G, T, D, value_size,
+    )  # fmt: skip
+    call[words.RIGHT : words.TABLE] = (
+        NO_LIMIT if right is None else right, B * G, num_panels, num_stretches, num_workers,
+        slopes is not None, sinks is not None,
+        code_address(attend_stretch),
+        splits_keys,
+    )  # fmt: skip
+    # In bytes behind the beginning of the scratch memory, which `run` adds.
+    call[words.WORKSPACE] = 4 * spans_numbers
+    call[words.PARTS] = 4 * (spans_numbers + per_worker * num_workers)
+    workers = (attend_units, join_stretches) if splits_keys else (attend_units,)
+    scratch_numbers = spans_numbers + per_worker * num_workers + parts_numbers
+    return Prepared(sizes, call, (numbers, head_numbers, rows), workers, num_workers, scratch_numbers)
+
+
+def run(call: Words, prepared: Prepared, q: Floats) -> tuple[Floats, Floats]:
+    """Run a call that says where keys and values are: a copy of a prepared one, finished here."""
+    B, H, _, T, _, _, value_size = prepared.sizes
     output, lse = np.empty((B, H, T, value_size), np.float32), np.empty((B, H, T), np.float32)
     if not lse.size:
         return output, lse
-    num_workers = num_workers or workers_for(B * H * T * S * (D + value_size))
-    layout, workers = _workers(tile or tile_for(H // G * T))
-    lanes, num_stretches = layout.lanes, max(1, -(-S // STRETCH_KEYS))
-    num_panels = -(-(H // G * T) // lanes)
-    if splits_keys is None:
-        splits_keys = num_stretches > 1 and B * G * num_panels < 4 * num_workers
-
-    workspace = np.empty((num_workers, workspace_numbers(layout, D, value_size)), np.float32)
-    spans = np.empty((num_workers, lanes, 2), np.int64)
-    num_parts = B * G * num_panels * num_stretches if splits_keys else 0
-    parts = np.empty((num_parts, (value_size + 2) * lanes), np.float32)
-    numbers = np.array([scale, softcap or 0.0], np.float32)
-    head_numbers = _head_numbers(H, slopes, sinks)
-    q = put_queries(call, q, rows, right)
-    call[words.D_V] = value_size
-    call[words.OUT : words.ROWS] = (
-        address(output), address(lse), address(parts), address(workspace), workspace.shape[1],
-        address(spans), address(numbers), address(head_numbers),
-    )  # fmt: skip
-    call[words.PAIRS : words.TABLE] = B * G, num_panels, num_stretches, num_workers, slopes is not None
-    prefill, attend_stretches, join_stretches = workers
-    for worker in (attend_stretches, join_stretches) if splits_keys else (prefill,):
-        launch(worker, call, num_workers)
+    q = with_whole_heads(q)
+    scratch = np.empty(prepared.scratch_numbers, np.float32)
+    start = address(scratch)
+    call[words.Q] = address(q)
+    call[words.Q + 1], call[words.Q + 2], call[words.Q + 3] = (step // 4 for step in q.strides[:3])
+    call[words.OUT], call[words.LSE], call[words.SPANS] = address(output), address(lse), start
+    call[words.WORKSPACE] += start
+    call[words.PARTS] += start
+    for worker in prepared.workers:
+        launch(worker, call, prepared.num_workers)
     return output, lse
 
 
-def put_queries(call: Words, q: Floats, rows: Words, right: int | None) -> Floats:
-    """Write down where the queries are and what each may see; return them as they must lie."""
-    q = with_whole_heads(q)
-    _, H, T, D = q.shape
-    call[words.Q : words.Q + 4] = address(q), *(step // 4 for step in q.strides[:3])
-    call[words.ROWS : words.D + 1] = address(rows), H, rows.shape[1], T, D
-    call[words.RIGHT] = NO_LIMIT if right is None else right
-    return q
+def _is_plain(*, slopes: Floats | None = None, sinks: Floats | None = None, **_: Any) -> bool:
+    """Whether a call's rules are numbers only, by which it may be found again."""
+    return slopes is None and sinks is None
+
+
+@lru_cache(maxsize=256)
+def _prepare_plain(sizes: Sizes, offset: int, left: int | None, **rules: Unpack[Rules]) -> Prepared:
+    """Prepare a call once for all calls of its kind: in a model each layer makes the same."""
+    rows = rows_of((sizes.B, sizes.G), offset, sizes.T, sizes.S, left)
+    return prepare(sizes, rows, **rules)
 
 
 def workers_for(num_products: int) -> int:
@@ -215,5 +277,7 @@ def _head_numbers(H: int, slopes: Floats | None, sinks: Floats | None) -> Floats
 
 def with_whole_heads(x: Floats) -> Floats:
     """Return an array in which the numbers of a head are neighbours; itself if they are."""
+    if x.flags.c_contiguous:
+        return x
     in_place = x.strides[-1] == x.itemsize and all(step % x.itemsize == 0 for step in x.strides)
     return x if in_place else np.ascontiguousarray(x)

@@ -22,6 +22,7 @@ from qkv.kernels.attention_words import (
     NUMBERS,
     PAIRS,
     PANELS,
+    REQUEST_WORDS,
     RUN_KEYS,
     SPANS,
     STRETCH_KEYS,
@@ -36,14 +37,21 @@ from qkv.kernels.attention_words import (
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
 from qkv.kernels.key_rows import find_keys, run_length
-from qkv.kernels.memory import instruction, integer_at, moved, number_at, pointer, put_number
+from qkv.kernels.memory import address_of, instruction, integer_at, moved, number_at, pointer, put_number
 from qkv.kernels.vectors import VectorWriter, index, repeat
 
 
 def sums_workspace_numbers(layout: Layout, size: int) -> int:
     """Return how many float32 numbers one worker needs besides the queries' spans."""
     scores = (BLOCK_KEYS + SPARE_KEYS) * layout.lanes
-    return size * layout.lanes + 2 * layout.lanes + scores + layout.chain_numbers + RUN_KEYS * size
+    return (
+        size * layout.lanes
+        + 2 * layout.lanes
+        + scores
+        + layout.chain_numbers
+        + 2 * REQUEST_WORDS
+        + RUN_KEYS * size
+    )
 
 
 def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
@@ -81,7 +89,7 @@ def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
         factors = moved(shifts, lanes)
         scores = moved(factors, lanes)
         chains = moved(scores, (BLOCK_KEYS + SPARE_KEYS) * lanes)
-        widened = moved(chains, chain_numbers)
+        widened = address_of(moved(chains, chain_numbers))
         spans = integer_at(call, SPANS) + worker * lanes * 16
         for number in range((BLOCK_KEYS + SPARE_KEYS) * lanes):
             put_number(scores, number, np.float32(0))

@@ -40,6 +40,9 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     STRETCHES,
     WORKERS,
     HAS_SLOPES,
+    HAS_SINKS,
+    STRETCH,  # address of the code that attends to one stretch
+    SPLITS,  # whether a unit of work is a stretch of keys
     TABLE,  # (B, G, TABLE_STEP) int64: addresses of pages; 0 if keys and values are arrays
     TABLE_STEP,
     PAGE_KEYS,  # P
@@ -50,6 +53,7 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     V_STEPS,
     K_LOWS,  # what code 0 stands for, where that is not 0
     V_LOWS,
+    WIDEN,  # address of the code of `key_rows.widen`
     SHARES_VALUES,  # whether a value is the beginning of its key
     OWN_PAGE,  # which keys a query sees by the page it stands in: one of the three below
     POSITIONS,  # (B, G, POSITIONS_STEP) int32: where each key held stands in the text; 0 = at its slot
@@ -57,7 +61,10 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     FACTORS,  # (B, T) float32, for sums over queries: how much each query counts; 0 = all the same
     COLUMNS,  # (B, G, S) float32: those sums
     NUM_WORDS,
-) = range(22, 59)
+) = range(22, 63)
+
+# A request to a function that is run by address: what it is told beside the call.
+REQUEST_WORDS = 8
 
 # What is told of each sequence and key head: the key position of query 0, valid queries, valid keys, how
 # many keys before its own a query sees, and how many keys at the beginning no window hides.

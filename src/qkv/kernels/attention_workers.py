@@ -43,6 +43,7 @@ from qkv.kernels.attention_words import (
     BIAS,
     BLOCK_KEYS,
     D_V,
+    HAS_SINKS,
     HAS_SLOPES,
     HEAD_NUMBERS,
     LSE,
@@ -52,8 +53,11 @@ from qkv.kernels.attention_words import (
     PAIRS,
     PANELS,
     PARTS,
+    REQUEST_WORDS,
     RUN_KEYS,
     SPANS,
+    SPLITS,
+    STRETCH,
     STRETCH_KEYS,
     STRETCHES,
     WORKERS,
@@ -66,7 +70,17 @@ from qkv.kernels.attention_words import (
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
 from qkv.kernels.key_rows import find_keys, find_values, run_length
-from qkv.kernels.memory import fma, integer_at, moved, number_at, pointer, put_number
+from qkv.kernels.launch import run_at
+from qkv.kernels.memory import (
+    address_of,
+    fma,
+    integer_at,
+    moved,
+    number_at,
+    pointer,
+    put_integer,
+    put_number,
+)
 
 
 def workspace_numbers(layout: Layout, size: int, value_size: int) -> int:
@@ -74,11 +88,14 @@ def workspace_numbers(layout: Layout, size: int, value_size: int) -> int:
     lanes = layout.lanes
     states, queries, output = 2 * (value_size + 2) * lanes, size * lanes, value_size * lanes
     scores = (2 * BLOCK_KEYS + SPARE_KEYS + 1) * lanes
-    return states + queries + output + scores + layout.chain_numbers + RUN_KEYS * max(size, value_size)
+    widened = 2 * REQUEST_WORDS + RUN_KEYS * max(size, value_size)
+    return states + queries + output + scores + layout.chain_numbers + widened + 2 * REQUEST_WORDS
 
 
 def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
-    """Make the workers for a layout of queries: prefill, stretches, joining.
+    """Make the workers for a layout of queries: attend to one stretch, to all, and join what was split.
+
+    The first is run by the second by its address: as a part of it, it would be compiled twice.
 
     A worker's workspace holds two states, the panel's queries, and scratch. A state is what a panel has
     seen: output (D_v, lanes), highest score (lanes) and denominator (lanes).
@@ -148,16 +165,23 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
             key += count
 
     @compiled()
-    def clear(state, num_numbers):
-        """Begin with nothing seen: output and denominator 0, highest score -inf."""
-        for number in range(num_numbers * lanes):
-            put_number(state, number, np.float32(0))
-        for lane in range(lanes):
-            put_number(state, (num_numbers - 2) * lanes + lane, np.float32(-np.inf))
+    def tidy(call, scratch):
+        """Write 0 where lanes that no query uses are read all the same."""
+        weights = moved(scratch, integer_at(call, D_V) * lanes)
+        for number in range((BLOCK_KEYS + SPARE_KEYS) * lanes):
+            put_number(weights, number, np.float32(0))
 
     @compiled()
-    def attend_stretch(call, pair, panel, queries, spans, start, stop, state, scratch):
-        """Attend a panel to keys start .. stop-1, which lie in one stretch, from nothing."""
+    def attend_stretch(call, request):
+        """Attend a panel to keys start .. stop-1, which lie in one stretch, from nothing.
+
+        The request: pair, panel, start, stop, and the addresses of queries, spans, state and scratch.
+        """
+        pair, panel, start, stop = (
+            integer_at(request, 0), integer_at(request, 1), integer_at(request, 2), integer_at(request, 3),
+        )  # fmt: skip
+        queries, spans = pointer(integer_at(request, 4)), integer_at(request, 5)
+        state, scratch = pointer(integer_at(request, 6)), pointer(integer_at(request, 7))
         value_size = integer_at(call, D_V)
         has_grid = integer_at(call, MASK) != 0 or integer_at(call, BIAS) != 0
         adjusts = has_grid or integer_at(call, HAS_SLOPES) != 0
@@ -171,13 +195,13 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         scores = moved(weights, (BLOCK_KEYS + SPARE_KEYS) * lanes)
         rescale = moved(scores, BLOCK_KEYS * lanes)
         chains = moved(rescale, lanes)
-        widened = moved(chains, chain_numbers)
+        widened = address_of(moved(chains, chain_numbers))
         highest, denominator = moved(state, value_size * lanes), moved(state, (value_size + 1) * lanes)
-        clear(state, value_size + 2)
+        for lane in range(lanes):
+            put_number(highest, lane, np.float32(-np.inf))
+            put_number(denominator, lane, np.float32(0))
         for number in range(value_size * lanes):
             put_number(output, number, np.float32(0))
-        for number in range(BLOCK_KEYS * lanes):  # lanes that no query uses are read all the same
-            put_number(weights, number, np.float32(0))
         first, _ = reach(call, spans)
         for block in range(start, stop, BLOCK_KEYS):
             num_keys = min(BLOCK_KEYS, stop - block)
@@ -198,10 +222,23 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
                 put_number(state, d * lanes + lane, number_at(output, place(lane, d, value_size)))
 
     @compiled()
+    def ask(request, pair, panel, start, stop, queries, spans, state, scratch):
+        """Write down a request to `attend_stretch`."""
+        put_integer(request, 0, pair)
+        put_integer(request, 1, panel)
+        put_integer(request, 2, start)
+        put_integer(request, 3, stop)
+        put_integer(request, 4, address_of(queries))
+        put_integer(request, 5, spans)
+        put_integer(request, 6, address_of(state))
+        put_integer(request, 7, address_of(scratch))
+
+    @compiled()
     def begin_panel(call, pair, panel, state):
         """Begin with nothing seen but the sinks: keys seen already, whose value is 0."""
         value_size = integer_at(call, D_V)
-        clear(state, value_size + 2)
+        for number in range(value_size * lanes):
+            put_number(state, number, np.float32(0))
         group = integer_at(call, H) // integer_at(call, G)
         for lane in range(lanes):
             h = pair % integer_at(call, G) * group + (panel * lanes + lane) % group
@@ -225,58 +262,60 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         group = num_heads // integer_at(call, G)
         b, g = pair // integer_at(call, G), pair % integer_at(call, G)
         out, lse = pointer(integer_at(call, OUT)), pointer(integer_at(call, LSE))
+        totals = moved(state, (value_size + 1) * lanes)
+        for lane in range(lanes):
+            total = number_at(totals, lane)
+            put_number(totals, lane, np.float32(1) if total == 0 else total)
+        for d in range(value_size):
+            for lane in range(lanes):
+                beside = d * lanes + lane
+                put_number(state, beside, number_at(state, beside) / number_at(totals, lane))
         for lane in range(used_lanes(call, panel)):
             h, t = g * group + (panel * lanes + lane) % group, (panel * lanes + lane) // group
             row = (b * num_heads + h) * num_queries + t
-            total = number_at(state, (value_size + 1) * lanes + lane)
-            total = np.float32(1) if total == 0 else total
             for d in range(value_size):
-                put_number(out, row * value_size + d, number_at(state, d * lanes + lane) / total)
+                put_number(out, row * value_size + d, number_at(state, d * lanes + lane))
             highest = number_at(state, value_size * lanes + lane)
-            put_number(lse, row, highest + np.float32(math.log(total)))
+            put_number(lse, row, highest + np.float32(math.log(number_at(totals, lane))))
 
     @compiled()
-    def prefill(call, worker):
-        """Run every panel that is this worker's through all its keys.
+    def attend_units(call, worker):
+        """Attend this worker's share: panels through all their keys, or stretches of them into parts.
 
-        Workers take panels in turn: of a causal text early panels see few keys and late ones many.
+        Workers take units in turn: of a causal text early panels see few keys and late ones many.
         """
-        num_panels = integer_at(call, PANELS)
+        splits, num_panels = integer_at(call, SPLITS) != 0, integer_at(call, PANELS)
+        num_stretches = integer_at(call, STRETCHES) if splits else 1
         state_size = (integer_at(call, D_V) + 2) * lanes
         state = moved(pointer(integer_at(call, WORKSPACE)), worker * integer_at(call, WORKSPACE_SIZE))
         part, queries = moved(state, state_size), moved(state, 2 * state_size)
         scratch = moved(queries, integer_at(call, D) * lanes)
         spans = integer_at(call, SPANS) + worker * lanes * 16
-        for unit in range(worker, integer_at(call, PAIRS) * num_panels, integer_at(call, WORKERS)):
-            pair, panel = unit // num_panels, unit % num_panels
-            fill(call, pair, panel, queries, spans)
-            begin_panel(call, pair, panel, state)
-            first, stop = reach(call, spans)
-            first = begin_of(call, pair, first)
-            for stretch in range(first // STRETCH_KEYS * STRETCH_KEYS, stop, STRETCH_KEYS):
-                start, end = max(stretch, first), min(stretch + STRETCH_KEYS, stop)
-                attend_stretch(call, pair, panel, queries, spans, start, end, part, scratch)
-                join(call, state, part)
-            finish_panel(call, pair, panel, state)
-
-    @compiled()
-    def attend_stretches(call, worker):
-        """Attend this worker's share of panels and stretches, each into its own part."""
-        num_panels, num_stretches = integer_at(call, PANELS), integer_at(call, STRETCHES)
-        state_size = (integer_at(call, D_V) + 2) * lanes
-        queries = moved(pointer(integer_at(call, WORKSPACE)), worker * integer_at(call, WORKSPACE_SIZE))
-        scratch = moved(queries, integer_at(call, D) * lanes)
-        spans = integer_at(call, SPANS) + worker * lanes * 16
-        for unit in range(
-            worker, integer_at(call, PAIRS) * num_panels * num_stretches, integer_at(call, WORKERS)
-        ):
+        request = address_of(moved(state, integer_at(call, WORKSPACE_SIZE) - 2 * REQUEST_WORDS))
+        tidy(call, scratch)
+        num_units = integer_at(call, PAIRS) * num_panels * num_stretches
+        for unit in range(worker, num_units, integer_at(call, WORKERS)):
             pair, panel = unit // num_stretches // num_panels, unit // num_stretches % num_panels
             fill(call, pair, panel, queries, spans)
             first, stop = reach(call, spans)
-            stretch = unit % num_stretches * STRETCH_KEYS
-            start, end = max(stretch, begin_of(call, pair, first)), min(stretch + STRETCH_KEYS, stop)
-            part = moved(pointer(integer_at(call, PARTS)), unit * state_size)
-            attend_stretch(call, pair, panel, queries, spans, start, end, part, scratch)
+            first = begin_of(call, pair, first)
+            lowest = unit % num_stretches if splits else first // STRETCH_KEYS
+            highest = lowest + 1 if splits else max(lowest + 1, (stop + STRETCH_KEYS - 1) // STRETCH_KEYS)
+            # To join one stretch to nothing would change no bit of it.
+            joins = not splits and (highest > lowest + 1 or integer_at(call, HAS_SINKS) != 0)
+            target = part if joins else state
+            if joins:
+                begin_panel(call, pair, panel, state)
+            if splits:
+                target = moved(pointer(integer_at(call, PARTS)), unit * state_size)
+            for stretch in range(lowest, highest):
+                start, end = max(stretch * STRETCH_KEYS, first), min((stretch + 1) * STRETCH_KEYS, stop)
+                ask(request, pair, panel, start, end, queries, spans, target, scratch)
+                run_at(integer_at(call, STRETCH), call, request)
+                if joins:
+                    join(call, state, part)
+            if not splits:
+                finish_panel(call, pair, panel, state)
 
     @compiled()
     def join_stretches(call, worker):
@@ -291,4 +330,4 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
                 join(call, state, part)
             finish_panel(call, row // num_panels, row % num_panels, state)
 
-    return prefill, attend_stretches, join_stretches
+    return attend_stretch, attend_units, join_stretches

@@ -27,6 +27,7 @@ from qkv.kernels.attention_words import (
     K_STEPS,
     PAGE_KEYS,
     QUERY,
+    REQUEST_WORDS,
     RUN_KEYS,
     SHARES_VALUES,
     TABLE,
@@ -34,12 +35,14 @@ from qkv.kernels.attention_words import (
     V_CODES,
     V_LOWS,
     V_STEPS,
+    WIDEN,
     D,
     G,
     K,
     V,
 )
 from qkv.kernels.compiler import compiled
+from qkv.kernels.launch import run_at
 from qkv.kernels.memory import (
     byte_at,
     fma,
@@ -49,6 +52,7 @@ from qkv.kernels.memory import (
     number_of_bits,
     number_of_half,
     pointer,
+    put_integer,
     put_number,
     short_at,
 )
@@ -69,44 +73,55 @@ def run_length(call: Any, pair: Any, position: Any, left: Any) -> Any:
 
 
 @compiled()
-def find_keys(call: Any, pair: Any, position: Any, count: Any, scratch: Any) -> Any:
-    """Return where a run of keys begins, and how many numbers apart its rows are."""
+def find_keys(call: Any, pair: Any, position: Any, count: Any, request: Any) -> Any:
+    """Return where a run of keys begins, and how many numbers apart its rows are.
+
+    At ``request`` there are `REQUEST_WORDS` words, and behind them room for `RUN_KEYS` rows.
+    """
     if integer_at(call, TABLE) == 0:
         return _in_array(call, K, pair, position), integer_at(call, K + QUERY)
-    page, slot, size = _page(call, pair, position), _slot(call, position), integer_at(call, D)
-    codes = page + integer_at(call, K_CODES)
-    if page == 0:
-        _clear(scratch, count * size)
-        return scratch, size
-    if integer_at(call, ELEMENT) == FLOAT32:
-        return moved(pointer(codes), slot * size), size
-    _widen_keys(call, page, slot, count, scratch)
-    return scratch, size
+    return _in_page(call, pair, position, count, request, K_CODES, integer_at(call, D))
 
 
 @compiled()
-def find_values(call: Any, pair: Any, position: Any, count: Any, scratch: Any) -> Any:
+def find_values(call: Any, pair: Any, position: Any, count: Any, request: Any) -> Any:
     """Return where a run of values begins, and how many numbers apart its rows are."""
     if integer_at(call, TABLE) == 0:
         return _in_array(call, V, pair, position), integer_at(call, V + QUERY)
     if integer_at(call, SHARES_VALUES) != 0:
-        return find_keys(call, pair, position, count, scratch)
-    page, slot, size = _page(call, pair, position), _slot(call, position), integer_at(call, D_V)
-    codes = page + integer_at(call, V_CODES)
-    if page == 0:
-        _clear(scratch, count * size)
-        return scratch, size
-    if integer_at(call, ELEMENT) == FLOAT32:
-        return moved(pointer(codes), slot * size), size
-    _widen_values(call, page, slot, count, scratch)
-    return scratch, size
+        return _in_page(call, pair, position, count, request, K_CODES, integer_at(call, D))
+    return _in_page(call, pair, position, count, request, V_CODES, integer_at(call, D_V))
 
 
 @compiled()
-def _clear(numbers: Any, count: Any) -> Any:
-    """Write 0 for keys whose page is gone: no query sees them, but a block holds them."""
-    for place in range(count):
-        put_number(numbers, place, np.float32(0))
+def _in_page(call: Any, pair: Any, position: Any, count: Any, request: Any, codes: Any, size: Any) -> Any:
+    """Return a run of rows in a page of float32; of any other, and of one that is gone, a widened copy."""
+    page, slot = _page(call, pair, position), position % integer_at(call, PAGE_KEYS)
+    if page != 0 and integer_at(call, ELEMENT) == FLOAT32:
+        return moved(pointer(page + integer_at(call, codes)), slot * size), size
+    rows = request + 8 * REQUEST_WORDS
+    if page == 0:
+        # No query sees these keys, but the block that holds them has others.
+        for place in range(count * size):
+            put_number(pointer(rows), place, np.float32(0))
+        return pointer(rows), size
+    put_integer(request, 0, codes)
+    put_integer(request, 1, page)
+    put_integer(request, 2, slot)
+    put_integer(request, 3, count)
+    run_at(integer_at(call, WIDEN), call, request)
+    return pointer(rows), size
+
+
+@compiled()
+def widen(call: Any, request: Any) -> None:
+    """Write rows of a page's codes as float32 behind the request: which codes, page, first slot, count."""
+    page, slot, count = integer_at(request, 1), integer_at(request, 2), integer_at(request, 3)
+    rows = pointer(request + 8 * REQUEST_WORDS)
+    if integer_at(request, 0) == K_CODES:
+        _widen_keys(call, page, slot, count, rows)
+    else:
+        _widen_values(call, page, slot, count, rows)
 
 
 @compiled()
@@ -120,11 +135,6 @@ def _in_array(call: Any, place: Any, pair: Any, position: Any) -> Any:
 def _page(call: Any, pair: Any, position: Any) -> Any:
     row = integer_at(call, TABLE) + 8 * pair * integer_at(call, TABLE_STEP)
     return integer_at(row, position // integer_at(call, PAGE_KEYS))
-
-
-@compiled()
-def _slot(call: Any, position: Any) -> Any:
-    return position % integer_at(call, PAGE_KEYS)
 
 
 @compiled()
@@ -203,7 +213,7 @@ def _number_of_e4m3(code: Any) -> Any:
 
 @compiled()
 def _number_of_e5m2(code: Any) -> Any:
-    """An e5m2 code is a float16 without its last byte: its exponent moves by 112."""
+    """Return the number of an e5m2 code, a float16 without its last byte; its exponent moves by 112."""
     magnitude = np.int32(code) & np.int32(0x7F)
     number = number_of_bits(magnitude << np.int32(21)) * np.float32(2.0**112)
     number = np.float32(np.nan) if magnitude > 0x7C else number

@@ -32,7 +32,7 @@ def launch(worker: Any, call: NDArray[np.int64], num_workers: int) -> None:
     if num_workers == 1:
         worker(address(call), 0)
     else:
-        _start_all(_address_of(worker), address(call), num_workers)
+        _start_all(code_address(worker), address(call), num_workers)
 
 
 def address(array: NDArray[Any]) -> int:
@@ -41,15 +41,16 @@ def address(array: NDArray[Any]) -> int:
 
 
 @cache
-def _address_of(worker: Any) -> int:
-    """Compile a worker and return where its code begins."""
+def code_address(worker: Any) -> int:
+    """Compile a worker and return where its code begins, for `run_at`."""
     worker.compile(SIGNATURE)
     result = worker.overloads[SIGNATURE]
     return result.library.get_pointer_to_function(result.fndesc.llvm_cfunc_wrapper_name)
 
 
 @instruction
-def _call_at(typing_context: Any, code: Any, call: Any, number: Any) -> Any:
+def run_at(typing_context: Any, code: Any, call: Any, number: Any) -> Any:
+    """Run the worker whose code begins at an address; its code does not become part of the caller's."""
     signature = types.void(types.intp, types.intp, types.intp)
 
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
@@ -64,4 +65,4 @@ def _call_at(typing_context: Any, code: Any, call: Any, number: Any) -> Any:
 @compiled(parallel=True)
 def _start_all(code: int, call: int, num_workers: int) -> None:
     for number in prange(num_workers):
-        _call_at(code, call, number)
+        run_at(code, call, number)

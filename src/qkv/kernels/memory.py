@@ -199,3 +199,14 @@ def short_integer_at(typing_context: Any, address: Any, offset: Any) -> Any:
         return builder.sext(builder.load(builder.gep(start, [arguments[1]])), ir.IntType(64))
 
     return signature, write
+
+
+@instruction
+def address_of(typing_context: Any, start: Any) -> Any:
+    """Return a pointer to float32 as an integer."""
+    signature = types.int64(start)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return signature, write

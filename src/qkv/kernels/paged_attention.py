@@ -11,18 +11,21 @@ from qkv.kernels import attention_words as words
 from qkv.kernels.attention import (
     Floats,
     Rules,
+    Sizes,
     Words,
     layout_for,
-    put_queries,
+    prepare,
     rows_of,
-    run_attention,
+    run,
     tile_for,
+    with_whole_heads,
     workers_for,
 )
 from qkv.kernels.attention_sums import make_sums_worker, sums_workspace_numbers
 from qkv.kernels.attention_words import STRETCH_KEYS
 from qkv.kernels.host import Tile
-from qkv.kernels.launch import address, launch
+from qkv.kernels.key_rows import widen
+from qkv.kernels.launch import address, code_address, launch
 
 
 class Pages(NamedTuple):
@@ -103,9 +106,11 @@ def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) 
     output : (B, H, T, D)
     lse : (B, H, T)
     """
-    call, rows = _begin_call(pages, reach, q.shape[2])
+    (B, H, T, D), G = q.shape, pages.table.shape[1]
     S = int(reach.kv_lengths.max(initial=0))
-    return run_attention(call, q, rows, S, pages.value_dim, right=0, **rules)
+    prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), right=0, **rules)
+    _put_pages(prepared.call, pages, reach)
+    return run(prepared.call, prepared, q)
 
 
 def sum_columns(
@@ -142,35 +147,39 @@ def sum_columns(
     spans = np.empty((num_workers, layout.lanes, 2), np.int64)
     lse, numbers = np.ascontiguousarray(lse, np.float32), np.array([scale, 0.0], np.float32)
     factors = None if factors is None else np.ascontiguousarray(factors, np.float32)
-    call, rows = _begin_call(pages, reach, T)
-    q = put_queries(call, q, rows, right=0)
+    rows, q = _rows(pages, reach, T), with_whole_heads(q)
     num_panels = -(-(H // G * T) // layout.lanes)
+    call = np.zeros(words.NUM_WORDS, np.int64)
+    _put_pages(call, pages, reach)
+    call[words.Q : words.Q + 4] = address(q), *(step // 4 for step in q.strides[:3])
     call[words.LSE] = address(lse)
     call[words.WORKSPACE : words.HEAD_NUMBERS] = (
         address(workspace), workspace.shape[1], address(spans), address(numbers),
     )  # fmt: skip
+    call[words.ROWS : words.D + 1] = address(rows), H, G, T, D
     call[words.PAIRS : words.HAS_SLOPES] = B * G, num_panels, num_stretches, num_workers
     call[words.FACTORS : words.NUM_WORDS] = 0 if factors is None else address(factors), address(columns)
     launch(_sums_worker(tile), call, num_workers)
     return columns[..., :S]
 
 
-def _begin_call(pages: Pages, reach: Reach, T: int) -> tuple[Words, Words]:
+def _rows(pages: Pages, reach: Reach, T: int) -> Words:
+    q_lengths = T if reach.q_lengths is None else reach.q_lengths
+    pairs = pages.table.shape[0], pages.table.shape[1]
+    return rows_of(pairs, reach.offsets, q_lengths, reach.kv_lengths, reach.left, reach.first_keys)
+
+
+def _put_pages(call: Words, pages: Pages, reach: Reach) -> None:
     """Write down where keys and values are; what the call points to must outlive it."""
-    B, G, N = pages.table.shape
     assert pages.table.flags.c_contiguous, "a table of pages lies in one piece"
-    call = np.zeros(words.NUM_WORDS, np.int64)
     call[words.TABLE : words.OWN_PAGE + 1] = (
-        address(pages.table), N, pages.page_size, words.ELEMENTS.index(pages.element), *pages[5:],
-        pages.shares_values, reach.sees,
+        address(pages.table), pages.table.shape[2], pages.page_size, words.ELEMENTS.index(pages.element),
+        *pages[5:], code_address(widen) if pages.element != "float32" else 0, pages.shares_values, reach.sees,
     )  # fmt: skip
     if reach.positions is not None:
         assert reach.positions.flags.c_contiguous and reach.positions.dtype == np.int32
         call[words.POSITIONS] = address(reach.positions)
         call[words.POSITIONS_STEP] = reach.positions.shape[2]
-    q_lengths = T if reach.q_lengths is None else reach.q_lengths
-    rows = rows_of((B, G), reach.offsets, q_lengths, reach.kv_lengths, reach.left, reach.first_keys)
-    return call, rows
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from qkv.ops.arrays import array_namespace, narrow
-from qkv.ops.compiled import attend_compiled, takes
+from qkv.ops.compiled import attend_compiled, attend_plainly, takes, takes_plainly
 from qkv.ops.dense import attend_dense
 from qkv.ops.masks import Causal, Window
 from qkv.ops.operands import AttendOptions, Operands
@@ -119,6 +119,11 @@ def attend(
     >>> attend(q, kv, kv, window=2).shape
     (1, 4, 5, 8)
     """
+    arrays = mask, bias, sinks, alibi_slopes, q_lengths, kv_lengths
+    plain = not return_weights and all(one is None for one in arrays) and not isinstance(window, list)
+    if plain and takes_plainly(q, k, v):
+        output, lse = attend_plainly(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap)
+        return (output, lse) if return_lse else output
     attended = attend_by(
         dense_path if return_weights else fastest_path,
         q,

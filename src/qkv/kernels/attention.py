@@ -17,7 +17,7 @@ from qkv.kernels.launch import address, code_address, launch
 Floats = NDArray[np.float32]
 Words = NDArray[np.int64]
 
-ALONE_UP_TO_PRODUCTS = 1 << 26
+ALONE_UP_TO_PRODUCTS = 1 << 20
 """Up to so many multiplications one thread is done before a second one would have started."""
 
 ROWS = "rows"

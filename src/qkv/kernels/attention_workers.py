@@ -1,35 +1,44 @@
 """Attention in compiled code: one canonical order of operations, however the work is cut.
 
-Queries lie in the lanes of vectors; keys pass by one after another. The scores of a block of keys
-against a panel of queries are a product held in registers, the online softmax works lane by lane
-without any sum across lanes, and the weighted values are again a product. Neither keys nor values
-are copied or transposed, and the H/G query heads of a group share a panel, so that each key is
-read once for all of them.
+Keys pass by one after another. The scores of a block of keys against a panel of queries are a product
+held in registers, the online softmax works query by query without any sum across lanes, and the
+weighted values are again a product. `attention_layouts` has two ways to hold a panel, with the same
+sums; the H/G query heads of a group share one, so that each key is read once for all of them. Keys and
+values are read where they lie, in arrays or in pages: `key_rows`.
 
-The canonical order, for each query: blocks of 64 keys at absolute positions, within a block the
-keys in order; after each 1024 keys the state begins anew, and the states are joined from left to
-right. Prefill and decode cut the work differently, over panels and over stretches of keys, but
-neither changes that order, so the bits do not depend on the cut, the batch or the threads.
+The canonical order, for each query: blocks of 64 keys at absolute positions, within a block the keys
+in order; a score is `micro.CHAINS` chains along its key, added up in order; after each 1024 keys the
+state begins anew, and the states are joined from left to right. Prefill and decode cut the work
+differently, over panels and over stretches of keys, but neither changes that order, so the bits do not
+depend on the cut, the batch or the threads.
 
 The ladder, float32, two threads of a processor with AVX-512 on units of half its width. Prefill: 8
 heads of 128, 2048 positions. Decode: 32 query and 8 key heads of 128, 32,768 keys. Time against this
 file, medians within one run each:
 
-=============================================================  ========  ========
-version                                                        prefill   decode
-=============================================================  ========  ========
-tiles in NumPy (`ops.tiles`)                                    6.3x      2.6x
-panels of 8 queries for everything                              1.25x     1.3x
-panels of 32 queries for everything                             1.0x      1.5x
-8 for decode, 32 for prefill                                    1.0x      1.3x
-and rows of keys and values asked for ahead of their use: here  1.0x      1.0x
-=============================================================  ========  ========
+==================================================================  ========  ========
+version                                                             prefill   decode
+==================================================================  ========  ========
+tiles in NumPy (`ops.tiles`)                                         6.3x      3.6x
+panels of 8 queries for everything                                   1.25x     1.8x
+panels of 32 queries for everything                                  1.0x      2.1x
+8 for decode, 32 for prefill                                         1.0x      1.8x
+and keys asked for ahead of their use                                1.0x      1.4x
+and decode along the rows of keys, by one instruction: here          1.0x      1.0x
+==================================================================  ========  ========
 
-Prefill reaches 165 to 190 GFLOP/s where the rectangle of registers alone, fed from the cache, reaches
-230: exp, rescaling and the diagonal take the rest. Decode waits for memory: it reads 15 GB/s where
-one product reads 31 to 45, though from the second-level cache it reads 17 on each thread. Asking for a
-whole block ahead at once bought 1.1x, asking row by row between products 1.3x. Scores in chains of 16
-with their sums, for accuracy, cost nothing that could be told from noise.
+With 8,192 keys the last step is 2.5x. What it found: the processor guesses what will be read by the
+instruction that reads. A rectangle of 8 keys is eight instructions, each with a walk of its own, and
+from memory they got 7 GB/s on a thread, asked for ahead or not; one instruction that walks the keys
+from front to end gets 20 to 25. Asking for the next block on top of that changed nothing.
+
+What limits: decode reads 18 to 24 GB/s where a bare sum reads 30; the softmax between two streams is
+the rest. Prefill reaches 165 to 190 GFLOP/s, where the rectangle of registers alone, fed from the cache,
+reaches 230; exp, rescaling and the diagonal take the rest, and twice what PyTorch reaches here (150) is
+beyond what the registers can do. A text of 8 tokens takes 10 us of work and 20 us of Python around it,
+when NumPy's five calls take 15; panels of 32 lanes idle below 32 queries, a smaller one would have cost
+every first start some seconds of compiling. Chains of 8 for accuracy cost nothing that could be told
+from noise.
 """
 
 import math

@@ -14,7 +14,7 @@ from qkv import attend
 from qkv.bench.stopwatch import Stopwatch, times_as_fast
 from qkv.bench.tables import format_ratio
 from qkv.kernels.host import num_threads
-from qkv.models.deepseek import AbsorbedWeights, attend_absorbed, attend_up_projected
+from qkv.ops.latent import AbsorbedWeights, attend_absorbed, attend_up_projected
 from qkv.ops.projection import prepare
 
 H, NOPE, ROPE, VALUE, LATENT = 16, 128, 64, 128, 512
@@ -47,7 +47,7 @@ def table() -> Table:
     for name in ("new tokens", "of all", "times as long", "times the products"):
         table.add_column(name, justify="right", no_wrap=True)
     w_kv = normal(H * (NOPE + VALUE), LATENT) / np.float32(LATENT**0.5)
-    absorbed, up = AbsorbedWeights.of(w_kv, H, NOPE), prepare(w_kv)
+    absorbed, up = AbsorbedWeights.of(w_kv, H, NOPE).prepared(), prepare(w_kv)
     causal = partial(attend, causal=True, scale=(NOPE + ROPE) ** -0.5)
     for T, S in (*DECODE, *CHUNKS, *WHOLE_TEXTS):
         operands = normal(1, H, T, NOPE), normal(1, H, T, ROPE), normal(1, 1, S, LATENT + ROPE)

@@ -16,6 +16,7 @@ from qkv.ops import (
     window_mask,
 )
 from qkv.ops.embedding import embed
+from qkv.ops.latent import AbsorbedWeights, attend_absorbed, attend_up_projected
 from qkv.ops.logits import unembed
 from qkv.ops.mlp import gated_mlp, gelu, gelu_tanh, mlp, silu
 from qkv.ops.norm import layer_norm, rms_norm
@@ -63,7 +64,15 @@ def rotated(x: Any, positions: Any) -> tuple[Any, ...]:
     return rotate(x, *plain), rotate(x, *plain, interleaved=True), rotate(x, *yarn)
 
 
+def latent(q_nope: Any, q_rope: Any, keys: Any, w_kv: Any) -> tuple[Any, Any]:
+    """Return latent attention in both of its forms."""
+    weights = AbsorbedWeights.of(w_kv, H, q_nope.shape[-1])
+    absorbed = attend_absorbed(q_nope, q_rope, keys, weights, attend)
+    return absorbed, attend_up_projected(q_nope, q_rope, keys, w_kv, attend)
+
+
 ALL_RULES = Q, K, VALUES, MASK, BIAS, PER_HEAD, PER_HEAD
+LATENTS = normal(12, B, H, T, 7), normal(13, B, H, T, 4), normal(14, B, 1, S, 11 + 4), normal(15, H * 12, 11)
 POSITIONS = np.array([40, 0, 7, 7, 100])
 
 CALLS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
@@ -73,6 +82,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "attend in tiles by all rules": (every_rule(tiled_by(3, 4)), ALL_RULES),
     "attend to no key": (tiled_by(3, 4), (Q, K[:, :, :0], VALUES[:, :, :0])),
     "scaled dot product": (scaled_dot_product_attention, (Q, K, VALUES, MASK)),
+    "latent attention": (latent, LATENTS),
     "merge": (merge_attended, (VALUES, K[..., 0], VALUES[::-1], K[..., 1])),
     "softmax": (lambda x: softmax(x, axis=1), (BIAS,)),
     "rotate": (rotated, (Q, POSITIONS)),

@@ -18,7 +18,7 @@ from qkv.ops import (
 from qkv.ops.backend import use_backend
 from qkv.ops.sampling import Sampling
 from qkv.cache import ContiguousCache
-from qkv.models import MultiHeadAttention, CachedMultiHeadAttention, load, new_cache
+from qkv.models import MultiHeadAttention, CachedMultiHeadAttention, load, new_cache, load_cache
 from qkv.planner import plan
 from qkv.engine import generate
 from qkv.errors import (
@@ -28,6 +28,7 @@ from qkv.errors import (
     PromptError,
     CheckpointError,
     NumericError,
+    CacheFileError,
     PlanError,
     CheckpointWarning,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "CachedMultiHeadAttention",
     "load",
     "new_cache",
+    "load_cache",
     "plan",
     "generate",
     "QKVError",
@@ -56,6 +58,7 @@ __all__ = [
     "PromptError",
     "CheckpointError",
     "NumericError",
+    "CacheFileError",
     "PlanError",
     "CheckpointWarning",
 ]

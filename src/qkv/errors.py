@@ -75,6 +75,10 @@ class TrimError(QKVError, ValueError):
     """A cache that cannot go back so far, as tokens it would then need again are gone or changed."""
 
 
+class CacheFileError(QKVError):
+    """A saved cache that cannot be read or written, is damaged, or is of another model, policy or shape."""
+
+
 class PlanError(QKVError, ValueError):
     """A plan that cannot be made: a config that leaves the cache's size open, or an empty request."""
 

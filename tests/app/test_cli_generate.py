@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import tiny_deepseek
 import tiny_models
 from qkv import load
 from qkv.app.cli.main import main
 from qkv.engine import Generation, generate
+from qkv.models import new_cache
 
 COMPILING = "qkv: compiling kernels, once\n"
 """What the very first run on a machine says besides."""
@@ -118,6 +120,110 @@ def test_ctrl_c_keeps_what_was_generated(qkv, folder, monkeypatch):
     assert "(interrupted)" in err and "Traceback" not in err
 
 
+# The cache that was asked for
+
+
+def test_a_cache_policy_is_used_and_its_bytes_are_those_predicted(qkv, folder):
+    """20 + 31 tokens, the last not run, in int8: 16 of them seen, in pages 2 and 3 of 16 slots."""
+    arguments = ("--max-tokens", 31, "--cache", "window=16, int8")
+    _, out, err = qkv("generate", "a" * 19, "--model", folder, *arguments)
+    model = load(folder)
+    expected = "".join(generate(model, "a" * 19, max_tokens=31, cache=new_cache(model, "int8,window=16")))
+    assert out == "a" * 19 + expected + "\n"
+    bytes_of_a_page = 3 * 2 * 16 * 2 * (14 + 4)
+    assert err.count("\n") == 1 and err.strip().endswith(
+        f"KV int8,window=16: {2 * bytes_of_a_page:,} bytes predicted = {2 * bytes_of_a_page:,} "
+        "allocated for 50 tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    "policy", ["", "int4,page=5", "streaming=7,page=3", "snapkv=7,page=3", "h2o=11", "window=3,page=2"]
+)
+def test_bytes_predicted_are_those_allocated_whatever_is_evicted(qkv, folder, policy):
+    arguments = ("--max-tokens", 41, "--cache", policy, "--json")
+    record = json.loads(qkv("generate", "a" * 22, "--model", folder, *arguments)[1])
+    assert record["policy"] == (policy or "float32")
+    assert record["kv_bytes_predicted"] == record["kv_bytes_allocated"] > 0
+    assert record["kv_bytes_peak"] >= record["kv_bytes_allocated"]
+    assert (record["kv_bytes_budget"], record["error"]) == (None, None)
+
+
+def test_a_model_with_latent_attention_takes_a_policy_too(qkv, tmp_path):
+    folder = tiny_models.write_tokenizer(tiny_deepseek.write_model(tmp_path, vocab_size=263))
+    arguments = ("--max-tokens", 9, "--cache", "latent,int8", "--json")
+    record = json.loads(qkv("generate", "ab", "--model", folder, *arguments)[1])
+    # A page of 16 tokens in each of 3 layers: 11 + 4 codes and a scale.
+    assert record["kv_bytes_predicted"] == record["kv_bytes_allocated"] == 3 * 16 * (15 + 4)
+
+
+@pytest.mark.parametrize("budget", ["21504 bytes", "21KiB", "21504", "21.504 kB"])
+def test_a_budget_that_holds_the_text_changes_nothing(qkv, folder, budget):
+    """16 tokens take 2 x 3 x 2 x 14 x 4 x 16 = 10,752 bytes, so 32 fit to the byte."""
+    arguments = ("generate", "a" * 9, "--model", folder, "--max-tokens", 23)
+    _, free, _ = qkv(*arguments)
+    status, out, err = qkv(*arguments, "--cache-budget", budget)
+    assert (status, out) == (0, free)
+    assert err.strip().endswith("21,504 allocated for 32 tokens, of 21,504 allowed")
+
+
+FULL_AT_16 = ("generate", "a" * 9, "--cache-budget", "21503 bytes", "--max-tokens", 23)
+"""10 tokens of prompt and 6 new ones take 16 slots, and there is not quite room for 16 more."""
+
+
+def test_a_cache_that_becomes_full_keeps_the_text_so_far_and_ends_with_one_clear_line(qkv, folder):
+    model = load(folder)
+    text = "".join(generate(model, "a" * 9, max_tokens=7))
+    status, out, err = qkv(*FULL_AT_16, "--model", folder)
+    assert (status, out) == (2, "a" * 9 + text + "\n")
+    about, error = err.splitlines()
+    assert about.startswith("10 + 7 tokens (cache full)")
+    assert about.endswith("KV 10,752 bytes predicted = 10,752 allocated for 16 tokens, of 21,503 allowed")
+    assert error.startswith("error: --cache-budget of 21,503 bytes is too small for new token 7: 10,752 ")
+    assert "10,751 were free" in error
+
+
+def test_a_cache_that_becomes_full_gives_out_what_waited_for_a_stop_text(qkv, folder):
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=7))
+    _, out, _ = qkv(*FULL_AT_16, "--model", folder, "--stop", text[-2:] + "never comes")
+    assert out == "a" * 9 + text + "\n"
+
+
+def test_json_of_a_cache_that_became_full_has_text_and_reason(qkv, folder):
+    status, out, err = qkv(*FULL_AT_16, "--model", folder, "--json")
+    record = json.loads(out)
+    assert (status, record["finish_reason"], record["new_tokens"]) == (2, "cache full", 7)
+    assert record["text"] == "".join(generate(load(folder), "a" * 9, max_tokens=7))
+    assert record["kv_bytes_budget"] == 21503
+    assert err == f"error: {record['error']}\n"
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_comparing_with_a_cache_that_becomes_full_keeps_the_text_so_far_too(qkv, folder, as_json):
+    status, out, err = qkv(*FULL_AT_16, "--model", folder, "--compare", *as_json)
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=7))
+    assert status == 2 and "too small for new token 7" in err.splitlines()[-1]
+    assert (json.loads(out)["cached"]["text"] if as_json else out) == (
+        text if as_json else f"{'a' * 9}{text}\n"
+    )
+
+
+def test_a_budget_that_cannot_hold_the_prompt_is_one_line(qkv, folder):
+    for as_json in ([], ["--json"]):
+        status, out, err = qkv("generate", "ab", "--model", folder, "--cache-budget", "9KiB", *as_json)
+        assert (status, out) == (2, "" if as_json else "ab\n")
+        assert err.startswith(
+            "error: --cache-budget of 9,216 bytes is too small for the 3 tokens of the prompt"
+        )
+        assert err.count("\n") == 1
+
+
+def test_a_policy_that_does_not_fit_the_model_is_one_line(qkv, folder):
+    status, out, err = qkv("generate", "ab", "--model", folder, "--cache", "latent")
+    assert (status, out) == (2, "")
+    assert err.startswith("error: latent is for models with latent attention") and err.count("\n") == 1
+
+
 def test_a_leftover_tensor_is_one_warning_line_and_the_text_still_comes(qkv, folder):
     tensors = tiny_models.random_tensors(tiny_models.config_of("llama", vocab_size=263))
     save_file(tensors | {"stray": np.zeros(3, np.float32)}, folder / "model.safetensors")
@@ -134,6 +240,14 @@ BAD_OPTIONS = {
     "empty stop": (["--stop", ""], "stop"),
     "cache and no cache": (["--compare", "--no-cache"], "--no-cache"),
     "unknown option": (["--speed", 9], "--speed"),
+    "unknown policy": (["--cache", "windw=7"], "--cache: a policy has no part named 'windw'"),
+    "policy with two element types": (["--cache", "int8,int4"], "2 element types"),
+    "policy with a page of nothing": (["--cache", "page=0"], "page must be at least 1"),
+    "budget of no size": (["--cache-budget", "much"], "--cache-budget: expected memory such as 80GiB"),
+    "budget of nothing": (["--cache-budget", "0MiB"], "--cache-budget: "),
+    "budget in two senses": (["--cache-budget", "24G"], "'24G'"),
+    "policy of no cache": (["--cache", "int8", "--no-cache"], "--no-cache"),
+    "budget of no cache": (["--cache-budget", "1MiB", "--no-cache"], "--no-cache"),
 }
 
 

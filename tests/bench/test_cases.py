@@ -73,8 +73,8 @@ def test_a_text_too_long_for_the_formula_is_measured_without_it(monkeypatch):
 
 def test_a_peer_for_which_memory_does_not_suffice_is_named():
     scores_bytes = 4 * 8 * 17 * 17
-    (enough,) = measure(Prefill(17, 5, False, FULL), free_bytes=4 * scores_bytes)
-    (short,) = measure(Prefill(17, 5, False, FULL), free_bytes=4 * scores_bytes - 1)
+    (enough,) = measure(Prefill(17, 5, False, FULL), free_bytes=5 * scores_bytes)
+    (short,) = measure(Prefill(17, 5, False, FULL), free_bytes=5 * scores_bytes - 1)
     assert enough.notes == ()
     assert "onnxruntime left out at n = 17" in short.notes[0]
 

@@ -5,8 +5,8 @@ import pytest
 from clocks import Clock
 from qkv.bench.stopwatch import Spread, times_as_fast, wait_until_idle
 
-UNTIMED_AND_ESTIMATED = 3
-"""Calls of each run before the rounds begin."""
+BEFORE_LONG, BEFORE_SHORT = 2, 3
+"""Calls of each run that tell how long it is, before the rounds begin."""
 
 
 def test_median_and_quartiles_are_those_of_the_sorted_values():
@@ -30,10 +30,7 @@ def test_runs_take_turns_with_a_rest_before_each():
     clock = Clock()
     runs = {"a": clock.work("a", 1.0), "b": clock.work("b", 2.0)}
     times = clock.stopwatch(pairs=3).time_in_turn(runs)
-    assert (
-        clock.done
-        == ["a"] * UNTIMED_AND_ESTIMATED + ["b"] * UNTIMED_AND_ESTIMATED + ["rest", "a", "rest", "b"] * 3
-    )
+    assert clock.done == ["a"] * BEFORE_LONG + ["b"] * BEFORE_LONG + ["rest", "a", "rest", "b"] * 3
     assert times == {"a": (1.0, 1.0, 1.0), "b": (2.0, 2.0, 2.0)}
 
 
@@ -45,32 +42,43 @@ def test_the_first_call_may_compile_and_counts_nowhere():
 
 def test_each_round_has_its_own_time():
     clock = Clock()
-    run = clock.work("a", 9.0, 9.0, 9.0, 2.0, 5.0, 3.0)
+    run = clock.work("a", 9.0, 9.0, 2.0, 5.0, 3.0)
     assert clock.stopwatch(pairs=3).time_in_turn({"a": run}) == {"a": (2.0, 5.0, 3.0)}
 
 
 def test_a_short_call_is_warmed_up_and_repeated_until_it_can_be_timed():
     clock = Clock()
     times = clock.stopwatch(pairs=2).time_in_turn({"a": clock.work("a", 2**-9)})  # about 2 ms of 10
-    assert clock.done == ["a"] * UNTIMED_AND_ESTIMATED + (["rest", "a"] + ["a"] * 6) * 2
+    assert clock.done == ["a"] * BEFORE_SHORT + (["rest", "a"] + ["a"] * 6) * 2
     assert times["a"] == (2**-9, 2**-9)
 
 
 def test_a_call_of_middle_length_is_warmed_up_but_not_repeated():
     clock = Clock()
     clock.stopwatch(pairs=2).time_in_turn({"a": clock.work("a", 2**-5)})
-    assert clock.done == ["a"] * UNTIMED_AND_ESTIMATED + ["rest", "a", "a"] * 2
+    assert clock.done == ["a"] * BEFORE_SHORT + ["rest", "a", "a"] * 2
 
 
 def test_one_slow_call_does_not_keep_a_short_one_from_being_repeated():
     clock = Clock()
-    clock.stopwatch(pairs=2).time_in_turn({"a": clock.work("a", 1.0, 1.0, 2**-9)})
-    assert clock.done[UNTIMED_AND_ESTIMATED:] == (["rest", "a"] + ["a"] * 6) * 2
+    clock.stopwatch(pairs=2).time_in_turn({"a": clock.work("a", 1000.0, 2**-4, 2**-9)})
+    assert clock.done[BEFORE_SHORT:] == (["rest", "a"] + ["a"] * 6) * 2
 
 
-def test_a_trial_keeps_the_best_of_a_few_runs():
+def test_a_trial_keeps_the_best_of_a_few_calls():
     clock = Clock()
-    assert clock.stopwatch(pairs=2).best_seconds(clock.work("a", 9.0, 9.0, 9.0, 5.0, 2.0, 7.0)) == 2.0
+    long = clock.work("a", 9.0, 5.0)
+    assert clock.stopwatch(pairs=2).best_seconds(long) == 5.0
+    assert clock.done == ["a"] * BEFORE_LONG
+    short = [2**-5] * BEFORE_SHORT + [
+        1.0,
+        2**-5,
+        1.0,
+        2**-6,
+        1.0,
+        2**-5,
+    ]  # each timed call after an untimed one
+    assert clock.stopwatch(pairs=2).best_seconds(clock.work("b", *short)) == 2**-6
 
 
 @pytest.mark.parametrize(("busy_steps", "sleeps"), [(0, 1), (5, 6), (10_000, 100)])

@@ -1,7 +1,7 @@
 """Generating: the text ends where it should, says why, and is the same with and without a cache."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import qkv
 import small_tokenizers
-from qkv.cache import ContiguousCache
+from qkv.cache import Cache, ContiguousCache, StepCache
 from qkv.cache.contiguous import CacheShape
 from qkv.engine import Generation, generate
 from qkv.errors import OptionError, PromptError
@@ -25,6 +25,7 @@ from tiny_models import FAMILIES, VOCAB_SIZE_WITH_TOKENIZER, write_model, write_
 
 GREEDY = Sampling()
 PROMPT = "Grüße, 世界"
+VOCAB_SIZE = 1000
 
 
 class ScriptedModel:
@@ -40,18 +41,25 @@ class ScriptedModel:
         self.script, self.tokenizer = list(script), tokenizer
         self.end_ids, self.context_length = frozenset(end_ids), context_length
         self.cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=1)
+        self.rotation, self.fingerprint, self.vocab_size = None, "scripted", VOCAB_SIZE
         self.given: list[list[int]] = []
 
-    def next_logits(self, ids: Any, cache: ContiguousCache | None = None, mask: Any = None) -> np.ndarray:
+    def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
         self.given.append([int(token_id) for token_id in ids])
         if cache is not None:
             k = v = np.zeros((1, 1, len(ids), 1), np.float32)
             cache.append(0, k, v)
-        logits = np.zeros(1000, np.float32)
+        logits = np.zeros(VOCAB_SIZE, np.float32)
         logits[self.script[len(self.given) - 1]] = 9.0
         return logits
 
-    def logits(self, ids: Any, cache: ContiguousCache | None = None, mask: Any = None) -> np.ndarray:
+    def logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
+        raise AssertionError("generating needs the last logits only")
+
+    def hidden(self, ids: Any, cache: StepCache | None = None) -> np.ndarray:
+        raise AssertionError("generating needs the last logits only")
+
+    def unembed(self, x: Any) -> np.ndarray:
         raise AssertionError("generating needs the last logits only")
 
 
@@ -323,6 +331,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize(
+    "make_cache", [lambda model: ContiguousCache(model.cache_shape), new_cache], ids=["contiguous", "paged"]
+)
+@pytest.mark.parametrize(
     "sampling",
     [
         GREEDY,
@@ -332,8 +343,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ],
     ids=["greedy", "penalised", "top-p", "all"],
 )
-def test_a_cache_changes_no_id_and_no_piece(model: Model, sampling: Sampling):
-    cached = Generation(model, PROMPT, sampling, max_tokens=40, cache=new_cache(model))
+def test_a_cache_changes_no_id_and_no_piece(
+    model: Model, sampling: Sampling, make_cache: Callable[[Model], Cache]
+):
+    cached = Generation(model, PROMPT, sampling, max_tokens=40, cache=make_cache(model))
     uncached = Generation(model, PROMPT, sampling, max_tokens=40)
     assert list(cached) == list(uncached)
     assert cached.new_ids == uncached.new_ids
@@ -361,7 +374,7 @@ def test_a_repetition_penalty_counts_prompt_and_new_tokens():
     """The model likes ids 1, 2 and 3 in this order, and a seen id much less."""
 
     class Liking(ScriptedModel):
-        def next_logits(self, ids: Any, cache: ContiguousCache | None = None, mask: Any = None) -> np.ndarray:
+        def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
             return np.array([0.0, 3.0, 2.0, 1.0], np.float32)
 
     model = Liking([], BYTE_LEVEL)
@@ -444,7 +457,7 @@ def test_a_text_is_given_once():
 
 def test_an_interruption_leaves_the_ids_so_far_and_no_reason():
     class Interrupted(ScriptedModel):
-        def next_logits(self, ids: Any, cache: ContiguousCache | None = None, mask: Any = None) -> np.ndarray:
+        def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
             if len(self.given) == 3:
                 raise KeyboardInterrupt
             return super().next_logits(ids, cache, mask)

@@ -1,30 +1,20 @@
-"""Latent attention computes what its paper says, in both of its forms, and remembers only latents."""
+"""A model with latent attention computes what its paper says, and remembers only latents."""
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import reference
-from qkv import attend
 from qkv.cache import ContiguousCache
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, CheckpointWarning, ShapeError
 from qkv.models import load, new_cache
 from qkv.models.checkpoint import Checkpoint
-from qkv.models.deepseek import (
-    AbsorbedWeights,
-    DeepSeek,
-    DeepSeekConfig,
-    attend_absorbed,
-    attend_up_projected,
-)
+from qkv.models.deepseek import DeepSeek, DeepSeekConfig
 from qkv.ops.backend import is_compiled, use_backend
 from tiny_deepseek import KINDS, config_of, random_tensors, tensor_shapes, write_model
 from tiny_models import write_folder
@@ -156,85 +146,6 @@ def test_logits_are_those_of_the_formula_in_loops(
     with use_backend(backend):
         got = loaded(tmp_path, config, tensors).logits(np.array(IDS))
     np.testing.assert_allclose(got, logits_by_loops(config, tensors, IDS), rtol=0, atol=2e-5)
-
-
-# Absorbed and up-projected
-
-
-class Operands:
-    """Random queries, latents with rotated parts, and a kv_b_proj; scores of about 1."""
-
-    def __init__(self, B: int, H: int, T: int, S: int, *, nope: int, rope: int, value: int, latent: int):
-        rng = np.random.default_rng(B * T + S)
-
-        def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-            return rng.normal(scale=scale, size=shape).astype(np.float32)
-
-        self.q_nope, self.q_rope = normal(B, H, T, nope), normal(B, H, T, rope)
-        self.keys = normal(B, 1, S, latent + rope)
-        self.w_kv = normal(H * (nope + value), latent, scale=latent**-0.5)
-        self.absorbed = AbsorbedWeights.of(self.w_kv, H, nope)
-        self.scale = (nope + rope) ** -0.5
-
-    def both(self, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        attend_as_told = partial(attend, scale=self.scale, **options)
-        q_and_keys = self.q_nope, self.q_rope, self.keys
-        return (
-            attend_absorbed(*q_and_keys, self.absorbed, attend_as_told),
-            attend_up_projected(*q_and_keys, self.w_kv, attend_as_told),
-        )
-
-
-@given(
-    B=st.integers(1, 3),
-    H=st.integers(1, 5),
-    T=st.integers(1, 7),
-    behind=st.integers(0, 20),
-    nope=st.integers(1, 11),
-    rope=st.integers(1, 3).map(lambda pairs: 2 * pairs),
-    value=st.integers(1, 11),
-    latent=st.integers(1, 13),
-)
-def test_absorbed_is_up_projected(B: int, H: int, T: int, behind: int, **sizes: int):
-    absorbed, up_projected = Operands(B, H, T, T + behind, **sizes).both(causal=True)
-    assert absorbed.shape == (B, H, T, sizes["value"])
-    np.testing.assert_allclose(absorbed, up_projected, rtol=0, atol=1e-5)
-
-
-def test_absorbed_is_up_projected_in_published_sizes_and_under_padding():
-    operands = Operands(2, 16, 5, 129, nope=128, rope=64, value=128, latent=512)
-    absorbed, up_projected = operands.both(causal=True, q_lengths=[5, 3], kv_lengths=[129, 67])
-    np.testing.assert_allclose(absorbed, up_projected, rtol=0, atol=1e-5)
-
-
-def test_two_tokens_worked_out_by_hand():
-    """W_UK = 2, W_UV = [3, -1] on latents of one number; two keys score 0 and ln 3, by c and by k_R."""
-    q_nope, q_rope = np.ones((1, 1, 1, 1), np.float32), np.array([[[[1, 5]]]], np.float32)
-    w_kv = np.array([[2], [3], [-1]], np.float32)
-    keys = np.array([[[[8, -16, 0], [4, np.log(3) - 8, 0]]]], np.float32)
-    attend_plainly = partial(attend, scale=1.0)
-    absorbed = attend_absorbed(q_nope, q_rope, keys, AbsorbedWeights.of(w_kv, 1, 1), attend_plainly)
-    up_projected = attend_up_projected(q_nope, q_rope, keys, w_kv, attend_plainly)
-    # The mixed latent is 8/4 + 4 * 3/4 = 5.
-    for output in (absorbed, up_projected):
-        np.testing.assert_allclose(output, [[[[15, -5]]]], rtol=1e-6)
-
-
-def test_each_head_has_rows_of_its_own_in_kv_b_proj():
-    """Two heads, one number of each kind: rows are W_UK_1, W_UV_1, W_UK_2, W_UV_2."""
-    w_kv = np.array([[1], [10], [2], [20]], np.float32)
-    q = np.ones((1, 2, 1, 1), np.float32)
-    seen = []
-
-    def watch(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        seen.append((q[0, :, 0].tolist(), k.shape, v.shape))
-        return np.ones((1, 2, 1, 1), np.float32)
-
-    output = attend_absorbed(
-        q, np.zeros((1, 2, 1, 2), np.float32), np.ones((1, 1, 4, 3)), AbsorbedWeights.of(w_kv, 2, 1), watch
-    )
-    assert seen == [([[1, 0, 0], [2, 0, 0]], (1, 1, 4, 3), (1, 1, 4, 1))]
-    assert output.ravel().tolist() == [10, 20]
 
 
 # With a cache
@@ -552,6 +463,8 @@ class ShapesOnly(Checkpoint):
     def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         self.asked[name] = shape
         return np.broadcast_to(np.float32(0), shape)
+
+    take_matrix = take
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv import load, new_cache
+from qkv import ContiguousCache, load, new_cache
 from qkv.kernels.host import set_num_threads
 from qkv.ops.backend import is_compiled
 from tiny_deepseek import KINDS as DEEPSEEKS
@@ -19,6 +19,10 @@ pytestmark = pytest.mark.skipif(not is_compiled(), reason="NumPy alone promises 
 
 LENGTH = 61
 IDS = np.random.default_rng(0).integers(0, 101, LENGTH)
+CACHES = {
+    "contiguous": lambda model, batch_size: ContiguousCache(model.cache_shape, batch_size),
+    "paged": lambda model, batch_size: new_cache(model, batch_size=batch_size),
+}
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, *DEEPSEEKS, "stories260k"])
@@ -36,11 +40,11 @@ def num_threads(request):
     set_num_threads(None)
 
 
-def in_chunks(model, ids, sizes, neighbours=0):
+def in_chunks(model, cache_name, ids, sizes, neighbours=0):
     """The logits of every id, run in chunks of the given sizes through a cache, beside other rows."""
     rows = [ids, *([np.roll(ids, n + 1) for n in range(neighbours)])]
     lengths = [len(ids), *([max(1, len(ids) - 5 * (n + 1)) for n in range(neighbours)])]
-    cache, logits, start = new_cache(model, batch_size=len(rows)), [], 0
+    cache, logits, start = CACHES[cache_name](model, len(rows)), [], 0
     for size in sizes:
         chunk = np.stack([row[start : start + size] for row in rows])
         mask = start + np.arange(chunk.shape[1]) < np.array(lengths)[:, None]
@@ -64,10 +68,13 @@ def same_bits(one, other):
     return (one.view(np.uint32) == other.view(np.uint32)).all()
 
 
+@pytest.mark.parametrize("cache_name", CACHES)
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_bits_do_not_depend_on_neighbours_chunks_or_threads(model, alone, num_threads, batch_size, chunk):
-    got = in_chunks(model, IDS, sizes_of(min(chunk, LENGTH)), neighbours=batch_size - 1)
+def test_bits_do_not_depend_on_cache_neighbours_chunks_or_threads(
+    model, alone, num_threads, cache_name, batch_size, chunk
+):
+    got = in_chunks(model, cache_name, IDS, sizes_of(min(chunk, LENGTH)), neighbours=batch_size - 1)
     assert same_bits(got, alone)
 
 
@@ -85,5 +92,5 @@ def test_any_schedule_gives_the_same_bits(model, alone, data):
     while left:
         sizes.append(data.draw(st.integers(1, left)))
         left -= sizes[-1]
-    neighbours = data.draw(st.integers(0, 3))
-    assert same_bits(in_chunks(model, IDS, sizes, neighbours), alone)
+    neighbours, cache_name = data.draw(st.integers(0, 3)), data.draw(st.sampled_from(sorted(CACHES)))
+    assert same_bits(in_chunks(model, cache_name, IDS, sizes, neighbours), alone)

@@ -13,7 +13,8 @@ from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, CheckpointWarning
 from qkv.models import Llama, load, new_cache
 from qkv.models.checkpoint import Checkpoint
-from qkv.models.llama import take_head
+from qkv.models.llama import take_tables
+from qkv.ops.embedding import embed
 from qkv.ops.logits import unembed
 from tiny_models import config_of, random_tensors, tensor_shapes, write_folder, write_model
 
@@ -165,6 +166,8 @@ class ShapesOnly(Checkpoint):
         self.asked[name] = shape
         return np.broadcast_to(np.float32(0), shape)
 
+    take_matrix = take
+
 
 @pytest.mark.parametrize(
     ("E", "H", "G", "D", "query_rows", "key_rows"),
@@ -195,11 +198,13 @@ SEPARATE = np.array([[1, 1], [0, 0], [2, 0]], np.float32)
 def head_of(folder: Path, tied: bool, **tensors: np.ndarray) -> np.ndarray:
     config = {"model_type": "llama"}
     named = {
-        "other": EMBEDDING,
+        "table": EMBEDDING,
         **{name.replace("_weight", ".weight"): value for name, value in tensors.items()},
     }
     checkpoint = Checkpoint.open(write_folder(folder, config, named))
-    return unembed(np.array([2.0, 3.0], np.float32), take_head(checkpoint, EMBEDDING, tied))
+    embedding, head = take_tables(checkpoint, "table", EMBEDDING.shape, tied)
+    assert embed(np.arange(3), embedding).tolist() == EMBEDDING.tolist()
+    return unembed(np.array([2.0, 3.0], np.float32), head)
 
 
 def test_a_tied_head_is_the_embedding(tmp_path: Path):
@@ -233,7 +238,8 @@ def test_a_whole_model_uses_the_head_its_config_ties_it_to(tmp_path: Path, kind:
     assert np.array_equal(unembed(units, untied.head).T, tensors["lm_head.weight"])
     with pytest.warns(CheckpointWarning, match="differs from the embedding"):
         tied = load(write_folder(tmp_path, {**config, "tie_word_embeddings": True}, tensors))
-    assert np.array_equal(unembed(units, tied.head).T, tied.embedding)
+    assert np.array_equal(unembed(units, tied.head).T, embed(np.arange(101), tied.embedding))
+    assert tied.head is tied.embedding
 
 
 # Norms of single heads

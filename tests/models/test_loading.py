@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 import qkv
+import tiny_deepseek
+import tiny_models
 from qkv.errors import CheckpointError
-from qkv.models import GPT2, Llama, load
-from tiny_models import (
-    FAMILIES,
-    config_of,
-    random_tensors,
-    write_folder,
-    write_model,
-    write_tokenizer,
-)
+from qkv.models import GPT2, DeepSeek, Llama, load
+from qkv.ops.embedding import embed
+from tiny_models import config_of, random_tensors, write_folder, write_model, write_tokenizer
 
 IDS = np.array([11, 3, 97, 42, 3, 58, 7])
+TINY = {
+    **dict.fromkeys(tiny_models.FAMILIES, tiny_models),
+    **dict.fromkeys(tiny_deepseek.KINDS, tiny_deepseek),
+}
+"""What writes small folders of each model type."""
 
 
 def refusal(folder: str | Path) -> str:
@@ -35,31 +36,32 @@ def test_load_is_public():
     assert qkv.load is load
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", TINY)
 def test_each_model_type_is_read_by_its_family(tmp_path: Path, kind: str):
-    model = load(str(write_model(tmp_path, kind)))
-    assert type(model) is (GPT2 if kind == "gpt2" else Llama)
+    model = load(str(TINY[kind].write_model(tmp_path, kind)))
+    assert type(model) is {"gpt2": GPT2, **dict.fromkeys(tiny_deepseek.KINDS, DeepSeek)}.get(kind, Llama)
     assert model.tokenizer is None
     assert model.end_ids == frozenset()
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", TINY)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=str)
 def test_stored_numbers_are_run_in_float32_exactly_as_they_are(tmp_path: Path, kind: str, dtype: Any):
-    config = config_of(kind)
-    tensors = random_tensors(config)
+    config = TINY[kind].config_of(kind)
+    tensors = TINY[kind].random_tensors(config)
     rounded = {name: tensor.astype(dtype).astype(np.float32) for name, tensor in tensors.items()}
     stored = load(write_folder(tmp_path / "stored", config, tensors, dtype=dtype))
     widened = load(write_folder(tmp_path / "widened", config, rounded))
-    assert stored.embedding.dtype == np.float32
     np.testing.assert_array_equal(stored.logits(IDS), widened.logits(IDS))
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", TINY)
 @pytest.mark.parametrize("num_shards", [2, 5])
 def test_a_model_in_shards_is_the_model_in_one_file(tmp_path: Path, kind: str, num_shards: int):
-    whole = load(write_model(tmp_path / "whole", kind))
-    sharded = load(write_model(tmp_path / "sharded", kind, num_shards=num_shards))
+    config = TINY[kind].config_of(kind)
+    tensors = TINY[kind].random_tensors(config)
+    whole = load(write_folder(tmp_path / "whole", config, tensors))
+    sharded = load(write_folder(tmp_path / "sharded", config, tensors, num_shards=num_shards))
     np.testing.assert_array_equal(sharded.logits(IDS), whole.logits(IDS))
 
 
@@ -126,10 +128,52 @@ def test_a_damaged_tokenizer_is_refused_and_named(tmp_path: Path):
 def test_a_model_type_that_is_not_known_is_refused_before_its_tensors_are_read(tmp_path: Path, kind: str):
     layers = {"layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4}
     folder = write_folder(tmp_path, config_of("llama", **layers) | {"model_type": kind}, {"w": np.ones(3)})
-    message = refusal(folder)
-    assert (
-        message == f"config.json: model_type '{kind}' is not one qkv runs: gpt2, llama, mistral, qwen2, qwen3"
-    )
+    known = "deepseek_v2, deepseek_v3, gpt2, llama, mistral, qwen2, qwen3"
+    assert refusal(folder) == f"config.json: model_type {kind!r} is not one qkv runs: {known}"
+
+
+BLOCK_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("ending", "quantization", "found"),
+    [
+        ("weight_scale_inv", BLOCK_FP8, "quantization_config in config.json (fp8) and 3 tensors of scales"),
+        ("weight_scale_inv", None, "got 3 tensors of scales"),
+        ("weight_scale", {"quant_method": "compressed-tensors"}, "config.json (compressed-tensors) and 3"),
+        ("weight_scale", {}, "got 3 tensors of scales"),
+        (None, BLOCK_FP8, "got a quantization_config in config.json (fp8); "),
+        (None, {"bits": 4}, "got a quantization_config in config.json (unnamed); "),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
+def test_weights_that_need_scales_are_refused_by_what_was_found(
+    tmp_path: Path, kind: str, ending: str | None, quantization: dict[str, Any] | None, found: str
+):
+    config = TINY[kind].config_of(kind, quantization_config=quantization)
+    tensors = TINY[kind].random_tensors(config)
+    for layer in range(3 if ending else 0):
+        tensors[f"model.layers.{layer}.mlp.up_proj.{ending}"] = np.ones((1, 1), np.float32)
+    message = refusal(write_folder(tmp_path, config, tensors, dtype=ml_dtypes.float8_e4m3fn))
+    assert message.startswith(f"{tmp_path}: expected weights stored as they are, got ")
+    assert found in message
+    assert (ending is None) == ("such as model.layers.0.mlp.up_proj." not in message)
+    assert message.endswith("; get the model in float32, float16 or bfloat16")
+
+
+@pytest.mark.parametrize("quantization", [None, {}], ids=str)
+def test_floats_of_eight_bits_without_scales_are_the_weights_themselves(tmp_path: Path, quantization: Any):
+    config = config_of("llama", quantization_config=quantization)
+    tensors = {name: np.ones_like(tensor) for name, tensor in random_tensors(config).items()}
+    model = load(write_folder(tmp_path, config, tensors, dtype=ml_dtypes.float8_e4m3fn))
+    assert (embed(IDS, model.embedding) == 1).all()
+
+
+@pytest.mark.parametrize("wrong", ["fp8", 8, [BLOCK_FP8]], ids=str)
+def test_a_quantization_config_that_is_no_object_is_refused(tmp_path: Path, wrong: Any):
+    folder = write_model(tmp_path, "llama", quantization_config=wrong)
+    assert "quantization_config must be an object" in refusal(folder)
 
 
 def break_config(folder: Path) -> None:

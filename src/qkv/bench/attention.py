@@ -23,8 +23,8 @@ OWN_FULL = "own full"
 LONGEST_IN_NUMPY = 2048
 """Tokens up to which the formula in NumPy is measured; beyond, it takes minutes and gigabytes."""
 
-SCORES_HELD = 4
-"""A way that writes scores down may hold them so many times."""
+SCORES_HELD = 5
+"""So many times the forms of onnxruntime together hold the scores."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ QUICK = Extent(
     tiling_lengths=(128, 512),
     cache_lengths=(25, 100),
 )
-"""A first impression in about a minute."""
+"""A first impression in a minute or two."""
 
 SECTIONS: Mapping[str, Callable[[Extent], Sequence[Case]]] = {
     "attention": lambda e: attention_cases(e.prefill_lengths, e.head_sizes, e.short_lengths),

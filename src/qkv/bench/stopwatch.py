@@ -109,14 +109,16 @@ class Stopwatch:
         return {name: tuple(seconds[name] for seconds in rounds) for name in runs}
 
     def best_seconds(self, run: Run) -> float:
-        """Return the least of a few timed runs: enough to tell a faster way from a slower one."""
+        """Return the least of a few calls: enough to tell a faster way from a slower one."""
         estimate = self._estimate(run)
+        if estimate >= WARM_SECONDS:
+            return estimate
         return min(self._time(run, estimate) for _ in range(TRIAL_RUNS))
 
     def _estimate(self, run: Run) -> float:
-        """Return about what one call takes, the first of all left out: it may compile."""
-        run()
-        return min(self._seconds(run, 1), self._seconds(run, 1))
+        """Return about what one call takes; the first of all may compile, and a short one be disturbed."""
+        seconds = min(self._seconds(run, 1), self._seconds(run, 1))
+        return seconds if seconds >= WARM_SECONDS else min(seconds, self._seconds(run, 1))
 
     def _time(self, run: Run, estimate: float) -> float:
         """Return the seconds of one call, from as many calls as its estimate asks for."""

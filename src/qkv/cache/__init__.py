@@ -6,7 +6,7 @@ from qkv.cache.paged import PagedCache
 from qkv.cache.policy import Policy
 from qkv.cache.pool import PagePool
 from qkv.cache.prefix import PrefixIndex
-from qkv.cache.protocol import Cache
+from qkv.cache.protocol import Cache, StepCache
 
 __all__ = [
     "Cache",
@@ -17,4 +17,5 @@ __all__ = [
     "Policy",
     "PrefixIndex",
     "Rotation",
+    "StepCache",
 ]

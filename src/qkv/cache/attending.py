@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.cache.contiguous import CacheShape
 from qkv.cache.tables import Counts, PageTable, SequenceTables
+from qkv.errors import OptionError, ShapeError
 from qkv.ops import attend, merge_attended
 from qkv.ops.backend import is_compiled
 from qkv.ops.columns import attention_columns
@@ -33,11 +35,24 @@ class Sight:
         W of each head; ``None`` = no head has one.
     first_keys : (B, G) int64
         How many keys at the beginning no window hides.
+    positions : (B, G, S) int32, optional
+        Where in the text the keys held stand, for the windows; at their slots when left out.
     """
 
     new: Counts
     windows: Counts | None
     first_keys: Counts
+    positions: NDArray[np.int32] | None = None
+
+    def of_row(self, row: int) -> "Sight":
+        """Return what one sequence sees, as a batch of its own."""
+        one = slice(row, row + 1)
+        return Sight(
+            self.new[one],
+            None if self.windows is None else self.windows[one],
+            self.first_keys[one],
+            None if self.positions is None else self.positions[one],
+        )
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,16 @@ class Rules:
     scale: float
     softcap: float | None = None
     sinks: Any = None
+
+
+def check_queries(shape: CacheShape, batch_size: int, q: Queries) -> None:
+    """Raise `ShapeError` unless queries fit the cache's shape."""
+    G, D = shape.num_kv_heads, shape.head_dim
+    if q.ndim != 4 or (q.shape[0], q.shape[3]) != (batch_size, D) or q.shape[1] % G:
+        raise ShapeError(
+            f"the cache takes q of shape (B, H, T, D) = ({batch_size}, a multiple of {G}, T, {D}), "
+            f"not {tuple(q.shape)}"
+        )
 
 
 def attend_tables(
@@ -62,14 +87,31 @@ def attend_tables(
     q : (B, H, T, D)
     sight : Sight
     rules : Rules
+
+    Raises
+    ------
+    OptionError
+        If the pages of the queries have been encoded since they came.
     """
     attend_one = _attend_compiled if is_compiled() and q.dtype == np.float32 else _attend_decoded
     if not sequences[0].closes_pages:
         return attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "all")
+    _check_still_there(sequences, layer, sight.new)
     beside = Rules(rules.scale, rules.softcap)
     earlier = attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "earlier")
     own = attend_one([one.filling for one in sequences], sequences, layer, q, sight, beside, "own")
     return merge_attended(*earlier, *own)
+
+
+def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Counts) -> None:
+    layers = slice(layer, layer + 1)
+    for one, count in zip(sequences, new.tolist(), strict=True):
+        held, P = one.held[layers], one.layout.P
+        if count and one.filling.missing(layers, (held - count) // P, -(-held // P)).any():
+            raise OptionError(
+                f"queries see their own page of {one.layout.element} as it came, and these pages have been "
+                f"encoded since; attend once in each layer after append"
+            )
 
 
 def sum_weights(
@@ -86,7 +128,7 @@ def sum_weights(
     Parameters
     ----------
     sequences, layer, q, sight, rules
-        As for `attend_tables`; without a softcap.
+        As for `attend_tables`.
     lse : (B, H, T)
         What that returned.
     factors : (B, T), optional
@@ -116,13 +158,14 @@ def _sum_part(
     factors: NDArray[np.float32] | None,
     sees: str,
 ) -> NDArray[np.float32]:
-    if is_compiled() and q.dtype == np.float32:
+    if is_compiled() and q.dtype == np.float32 and rules.softcap is None:
         from qkv.kernels.paged_attention import sum_columns  # the compiler is loaded when it is first needed
 
         reach = _reach(sequences, layer, sight, sees)
         return sum_columns(q, _pages(tables, layer), reach, lse, scale=rules.scale, factors=factors)
     k, v, mask = _decoded(tables, sequences, layer, q, sight, sees)
-    columns = attention_columns(Operands.of(q, k, v, mask=mask, scale=rules.scale), lse, factors)
+    operands = Operands.of(q, k, v, mask=mask, scale=rules.scale, softcap=rules.softcap)
+    columns = attention_columns(operands, lse, factors)
     return columns.reshape(*k.shape[:2], -1, k.shape[2]).sum(axis=2)
 
 
@@ -195,14 +238,12 @@ def _reach(sequences: Sequence[SequenceTables], layer: int, sight: Sight, sees: 
         first_keys=sight.first_keys,
         q_lengths=sight.new.tolist(),
         sees={"all": ALL_PAGES, "earlier": EARLIER_PAGES, "own": OWN_PAGE_ONLY}[sees],
-        positions=None if sight.windows is None else _positions(sequences, layer),
+        positions=sight.positions,
     )
 
 
-def _positions(sequences: Sequence[SequenceTables], layer: int) -> NDArray[np.int32] | None:
-    """Return ``(B, G, S)`` positions of the keys held, or ``None`` where they are their slots."""
-    if not sequences[0].layout.tracks:
-        return None
+def held_positions(sequences: Sequence[SequenceTables], layer: int) -> NDArray[np.int32]:
+    """Return where in the text the keys that a layer holds stand, ``(B, G, S)``; 0 behind the last."""
     most = max(int(one.held[layer].max()) for one in sequences)
     positions = np.zeros((len(sequences), sequences[0].held.shape[1], most), np.int32)
     for row, one in zip(positions, sequences, strict=True):
@@ -255,7 +296,7 @@ def _decoded(
     (_, H, T, _), (_, G), S = q.shape, held.shape, int(held.max(initial=0))
     pairs = [held_keys(table, layer, S) for table in tables]
     k, v = (np.stack(x).astype(q.dtype, copy=False) for x in zip(*pairs, strict=True))
-    visible = visible_slots(held, sight, T, S, _positions(sequences, layer), tables[0].layout.P, sees)
+    visible = visible_slots(held, sight, T, S, tables[0].layout.P, sees)
     return k, v, np.repeat(visible, H // G, axis=1)
 
 
@@ -264,7 +305,6 @@ def visible_slots(
     sight: Sight,
     num_queries: int,
     num_slots: int,
-    positions: NDArray[np.int32] | None,
     page_size: int,
     sees: str = "all",
 ) -> NDArray[np.bool_]:
@@ -276,8 +316,6 @@ def visible_slots(
     sight : Sight
     num_queries, num_slots : int
         T and S.
-    positions : (B, G, S) int32, optional
-        Where in the text the tokens held stand; at their slots when left out.
     page_size : int
         P.
     sees : "all", "earlier" or "own"
@@ -288,7 +326,7 @@ def visible_slots(
     Two queries behind three keys, a window of 2, and the first key always seen:
 
     >>> sight = Sight(np.array([2]), windows=np.array([[2]]), first_keys=np.array([[1]]))
-    >>> visible_slots(np.array([[5]]), sight, 2, 5, None, page_size=4)[0, 0].astype(int)
+    >>> visible_slots(np.array([[5]]), sight, 2, 5, page_size=4)[0, 0].astype(int)
     array([[1, 0, 1, 1, 0],
            [1, 0, 0, 1, 1]])
     """
@@ -297,7 +335,8 @@ def visible_slots(
     own = (held - sight.new[:, None])[..., None] + queries  # B G T
     seen = (slots <= own[..., None]) & (queries < sight.new[:, None])[:, None, :, None]
     if sight.windows is not None:
-        places = np.broadcast_to(slots, (*held.shape, num_slots)) if positions is None else positions
+        at_slots = np.broadcast_to(slots, (*held.shape, num_slots))
+        places = at_slots if sight.positions is None else sight.positions[..., :num_slots]
         within = np.take_along_axis(places, np.clip(own, 0, max(num_slots - 1, 0)), axis=2)
         near = places[:, :, None] > within[..., None] - sight.windows[..., None, None]
         seen &= near | (slots < sight.first_keys[..., None, None])

@@ -1,40 +1,70 @@
 """Encode pages that have become full, for element types whose steps need a page's tokens together."""
 
-import numpy as np
+from collections.abc import Mapping
+from typing import Any
 
-from qkv.cache.tables import SequenceTables
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache.tables import SequenceTables, between
 
 
 def close_pages(sequence: SequenceTables, layer: int) -> None:
-    """Encode each page of a layer that is full, once; it stays in float32 beside that until `drop_filled`.
+    """Encode each page of a layer that a step has filled; it stays in float32 beside until `drop_filled`.
 
     Raises
     ------
     CacheFull
         If the encoded pages do not fit.
     """
-    layout, filling = sequence.layout, sequence.filling
-    layers = slice(layer, layer + 1)
-    full = sequence.held[layers] // layout.P
-    missing = sequence.pages.missing(layers, np.zeros_like(full), full)
-    if not missing.any():
-        return
-    places = np.argwhere(missing[0])
-    raw = np.stack([filling.pool.page(filling.ids[layer, head, page]) for head, page in places])
-    encoded = np.zeros((len(raw), layout.nbytes), np.uint8)
-    k, v = filling.layout.read(raw)
-    layout.write(encoded, 0, k, None if layout.shares_values else v)
+    layout, filling, layers = sequence.layout, sequence.filling, slice(layer, layer + 1)
+    first, full = sequence.before[layers] // layout.P, sequence.held[layers] // layout.P
+    filled = sequence.pages.missing(layers, first, full)
+    if filled.any():
+        raw = np.stack([filling.pool.page(filling.ids[layer, *place]) for place in np.argwhere(filled[0])])
+        put_encoded(sequence, layer, filled, filling.layout.open(raw))
+
+
+def put_encoded(
+    sequence: SequenceTables, layer: int, where: NDArray[np.bool_], rows: Mapping[str, NDArray[Any]]
+) -> None:
+    """Encode whole pages and put them where there are none.
+
+    Parameters
+    ----------
+    sequence : SequenceTables
+    layer : int
+    where : (1, G, N) bool
+    rows : mapping of str to (n, P, ...)
+        Keys, values and positions of the n marked pages, in order.
+
+    Raises
+    ------
+    CacheFull
+        If they do not fit; then nothing has changed.
+    """
+    layout = sequence.layout
+    encoded = np.zeros((int(where.sum()), layout.nbytes), np.uint8)
+    layout.write(encoded, 0, rows["k"], rows.get("v"))
     if layout.tracks:
-        beside, source = layout.open(encoded), filling.layout.open(raw)
-        for name in ("positions", "score"):
-            beside[name][...] = source[name]
-    sequence.pages.take(layers, missing)
-    for page_bytes, (head, page) in zip(encoded, places, strict=True):
-        sequence.pages.pool.page(sequence.pages.ids[layer, head, page])[:] = page_bytes
+        layout.open(encoded)["positions"][...] = rows["positions"]
+    sequence.pages.take(slice(layer, layer + 1), where)
+    for page, place in zip(encoded, np.argwhere(where[0]), strict=True):
+        sequence.pages.pool.page(sequence.pages.ids[layer, *place])[:] = page
 
 
 def drop_filled(sequence: SequenceTables, layer: int) -> None:
-    """Give back the float32 form of the pages of a layer that are full."""
-    full = sequence.held[layer] // sequence.layout.P
-    where = np.arange(sequence.filling.ids.shape[2]) < full[:, None]
-    sequence.filling.drop(slice(layer, layer + 1), where[None])
+    """Give back the float32 form of the pages of a layer that a step has begun and filled.
+
+    Of the page that was under way when it began it stays to the step's end, for a step that does not come
+    to that leaves nothing behind.
+    """
+    P, layers = sequence.layout.P, slice(layer, layer + 1)
+    begun, full = -(-sequence.before[layers] // P), sequence.held[layers] // P
+    sequence.filling.drop(layers, between(begun, full, sequence.filling.num_pages))
+
+
+def drop_all_filled(sequence: SequenceTables) -> None:
+    """Give back the float32 form of every page that is full, at the end of a step."""
+    full = sequence.held // sequence.layout.P
+    sequence.filling.drop(slice(None), between(np.zeros_like(full), full, sequence.filling.num_pages))

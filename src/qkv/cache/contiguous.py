@@ -146,11 +146,6 @@ class ContiguousCache:
         return max(self.lengths)
 
     @property
-    def next_positions(self) -> tuple[int, ...]:
-        """At which position each sequence's next token stands: behind what it has."""
-        return self.lengths
-
-    @property
     def nbytes(self) -> int:
         """Bytes allocated, spare slots included."""
         return sum(layer.nbytes for layer in self._layers)
@@ -161,6 +156,10 @@ class ContiguousCache:
         Counts from the shape alone: B x slots x `CacheShape.bytes_per_token`.
         """
         return self.batch_size * grown_capacity(num_tokens) * self.shape.bytes_per_token
+
+    def positions(self, num_tokens: int) -> NDArray[np.int64]:
+        """Return where the next T tokens of each sequence stand, ``(B, T)``: behind what it has."""
+        return np.asarray(self.lengths)[:, None] + np.arange(num_tokens)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.attending import Rules, Sight, held_keys, positions_of, sum_weights
-from qkv.cache.closing import close_pages, drop_filled
+from qkv.cache.closing import put_encoded
 from qkv.cache.eviction import Eviction
 from qkv.cache.expected_attention import (
     FUTURE_POSITIONS,
@@ -25,9 +25,9 @@ from qkv.cache.importance import (
     last_query_scores,
     observed_scores,
 )
-from qkv.cache.retention import OBSERVED_QUERIES, always_kept, keep
+from qkv.cache.retention import OBSERVED_QUERIES, AlwaysKept, always_kept, keep
 from qkv.cache.rows import read_rows, write_rows
-from qkv.cache.tables import SequenceTables
+from qkv.cache.tables import SequenceTables, between
 from qkv.ops.rotary import Rotary, rotary_table, rotate
 
 
@@ -50,12 +50,15 @@ class SeenStep:
     sight : Sight
         Of this sequence alone.
     rules : Rules
+    next_position : int
+        For which the model turns the key of the token behind the step.
     """
 
     q: NDArray[Any]
     lse: NDArray[Any]
     sight: Sight
     rules: Rules
+    next_position: int
 
 
 @dataclass(frozen=True)
@@ -79,17 +82,27 @@ class Dropped:
     by: str
 
 
+def adds_up_attention(eviction: Eviction | None) -> bool:
+    """Whether every step changes the scores of all tokens, and so every page."""
+    return eviction is not None and eviction.name == "h2o"
+
+
 def note_attention(sequence: SequenceTables, layer: int, step: SeenStep, eviction: Eviction) -> None:
-    """Add what each key got in this step to its score, for H2O."""
-    if eviction.name != "h2o":
+    """Add what each key got in this step to its score, where an eviction goes by that.
+
+    Raises
+    ------
+    CacheFull
+        If copies of pages that others hold too do not fit.
+    """
+    if not adds_up_attention(eviction):
         return
-    G, S = sequence.held.shape[1], int(sequence.held[layer, 0])
-    T = step.q.shape[1]
-    factors = decay_factors(T, eviction.scoring.decay)
-    sums = _sums(sequence, layer, step, factors)
-    past = read_rows(sequence.pages, layer, ["score"], S - T)["score"]
-    score = accumulate(past, sums, T, eviction.scoring.decay)
-    write_rows(sequence.pages, layer, np.zeros(G, np.int64), {"score": score})
+    held, T, decay = sequence.held[layer : layer + 1], step.q.shape[1], eviction.scoring.decay
+    sums = _sums(sequence, layer, step, decay_factors(T, decay))
+    past = read_rows(sequence.pages, layer, ["score"], int(held[0, 0]) - T)["score"]
+    first = np.zeros_like(held)
+    sequence.pages.make_own(slice(layer, layer + 1), first, -(-held // sequence.layout.P))
+    write_rows(sequence.pages, layer, first[0], {"score": accumulate(past, sums, T, decay)})
 
 
 def evict(
@@ -125,7 +138,7 @@ def evict(
     Dropped
     """
     stays = always_kept(eviction.name, budget, sinks)
-    scores = _scores(sequence, layer, step, eviction, stays.recent, sinks, rotation)
+    scores = _scores(sequence, layer, step, eviction, stays, rotation)
     kept = keep(scores, budget, stays.sinks, stays.recent)
     gone = np.ones(scores.shape, bool)
     np.put_along_axis(gone, kept, False, axis=1)
@@ -149,6 +162,11 @@ def compact(sequence: SequenceTables, layer: int, kept: NDArray[np.int64], rotat
         Slots, ascending.
     rotation : Rotation, optional
         By which keys are turned from their old slots to their new ones.
+
+    Raises
+    ------
+    CacheFull
+        If copies of pages that others hold too do not fit.
     """
     if sequence.closes_pages:
         _compact_encoded(sequence, layer, kept)
@@ -156,54 +174,48 @@ def compact(sequence: SequenceTables, layer: int, kept: NDArray[np.int64], rotat
     table, layers, P = sequence.pages, slice(layer, layer + 1), sequence.layout.P
     (G, count), S = kept.shape, int(sequence.held[layer, 0])
     rows = read_rows(table, layer, list(table.layout.sections), S)
-    chosen = {
-        name: np.take_along_axis(some, kept.reshape(G, count, *[1] * (some.ndim - 2)), axis=1)
-        for name, some in rows.items()
-    }
+    chosen = {name: _choose(some, kept) for name, some in rows.items()}
+    moves = np.arange(count) - kept
     if rotation is not None:
-        moves = np.arange(count) - kept
         chosen["k"] = _turned(chosen["k"], moves, rotation)
-    same = (
-        int(np.argmax((kept != np.arange(count)).any(axis=0))) if (kept != np.arange(count)).any() else count
-    )
-    pages = np.arange(table.ids.shape[2])
-    last = -(-count // P)
-    table.drop(layers, np.broadcast_to(pages >= last, (1, G, len(pages))))
-    table.make_own(layers, np.broadcast_to((pages >= same // P) & (pages < last), (1, G, len(pages))))
-    write_rows(table, layer, np.full(G, same), {name: some[:, same:] for name, some in chosen.items()})
-    sequence.held[layer] = count
+    stay = count - int(np.logical_or.accumulate(moves.any(axis=0)).sum())
+    sequence.cut(layers, np.full((1, G), count))
+    table.make_own(layers, np.full((1, G), stay // P), np.full((1, G), -(-count // P)))
+    write_rows(table, layer, np.full(G, stay), {name: some[:, stay:] for name, some in chosen.items()})
 
 
 def _compact_encoded(sequence: SequenceTables, layer: int, kept: NDArray[np.int64]) -> None:
-    """Decode, choose, and encode again in new pages."""
-    G, count = kept.shape
+    """Choose, and encode in new pages: the step's tokens as they came, earlier ones as they are stored."""
+    (G, count), P, layers = kept.shape, sequence.layout.P, slice(layer, layer + 1)
     k, v = decoded_rows(sequence, layer)
-    k, v = (np.take_along_axis(x, kept[..., None], axis=1) for x in (k, v))
-    positions = np.take_along_axis(_positions(sequence, layer), kept, axis=1)
-    layers = slice(layer, layer + 1)
-    for table in sequence.tables:
-        table.drop(layers, np.ones((1, *table.ids.shape[1:]), bool))
-    sequence.held[layer] = 0
-    first, end = sequence.pages_for(count, layers)
-    sequence.filling.take(layers, sequence.filling.missing(layers, first, end))
-    rows = sequence.filling.layout.encode(k, None if sequence.layout.shares_values else v)
-    start = np.zeros(G, np.int64)
-    write_rows(sequence.filling, layer, start, rows | {"positions": positions})
+    rows = {"k": k, "positions": _positions(sequence, layer)}
+    rows |= {} if sequence.layout.shares_values else {"v": v}
+    rows = {name: _choose(some, kept) for name, some in rows.items()}
+    sequence.cut(layers, np.zeros((1, G), np.int64))
     sequence.held[layer] = count
-    close_pages(sequence, layer)
-    drop_filled(sequence, layer)
+    full, end = (np.full((1, G), pages) for pages in (count // P, -(-count // P)))
+    whole = {name: some[:, : count // P * P].reshape(-1, P, *some.shape[2:]) for name, some in rows.items()}
+    if count >= P:
+        put_encoded(sequence, layer, between(np.zeros_like(full), full, count // P), whole)
+    sequence.filling.take(layers, sequence.filling.missing(layers, full, end))
+    under_way = {name: some[:, count // P * P :] for name, some in rows.items()}
+    write_rows(sequence.filling, layer, full[0] * P, under_way)
+
+
+def _choose(rows: NDArray[Any], slots: NDArray[np.int64]) -> NDArray[Any]:
+    """Return the rows of some slots of each head: (G, S, ...) by (G, n)."""
+    return np.take_along_axis(rows, slots.reshape(*slots.shape, *[1] * (rows.ndim - 2)), axis=1)
 
 
 def decoded_rows(sequence: SequenceTables, layer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return what a layer holds, ``(G, S, D)``: pages under way as they came, the others decoded."""
+    """Return what a layer holds, ``(G, S, D)``: what is still there as it came, the rest decoded."""
     S, P = int(sequence.held[layer].max(initial=0)), sequence.layout.P
     k, v = held_keys(sequence.pages, layer, S)
-    if sequence.closes_pages:
-        open_k, open_v = held_keys(sequence.filling, layer, S)
-        for head, count in enumerate(sequence.held[layer]):
-            under_way = slice(int(count) // P * P, int(count))
-            k[head, under_way], v[head, under_way] = open_k[head, under_way], open_v[head, under_way]
-    return k, v
+    if not sequence.closes_pages:
+        return k, v
+    came_k, came_v = held_keys(sequence.filling, layer, S)
+    as_it_came = np.repeat(sequence.filling.present[layer], P, axis=1)[:, :S, None]
+    return np.where(as_it_came, came_k, k), np.where(as_it_came, came_v, v)
 
 
 def _scores(
@@ -211,8 +223,7 @@ def _scores(
     layer: int,
     step: SeenStep,
     eviction: Eviction,
-    recent: int,
-    sinks: int,
+    stays: AlwaysKept,
     rotation: Rotation | None,
 ) -> NDArray[np.float32]:
     G, S, T = sequence.held.shape[1], int(sequence.held[layer, 0]), step.q.shape[1]
@@ -224,9 +235,9 @@ def _scores(
             ages = int(sequence.tokens[layer]) - _positions(sequence, layer)
             return heavy_hitter_scores(score, ages, eviction.scoring.rule)
         case "snapkv" | "pyramidkv":
-            window = min(OBSERVED_QUERIES, recent, T)
+            window = min(OBSERVED_QUERIES, stays.recent, T)
             observed = (np.arange(T) >= T - window).astype(np.float32)
-            return observed_scores(_sums(sequence, layer, step, observed), G, recent)
+            return observed_scores(_sums(sequence, layer, step, observed), G, stays.recent)
         case "tova":
             last = (np.arange(T) == T - 1).astype(np.float32)
             return last_query_scores(_sums(sequence, layer, step, last), G)
@@ -234,19 +245,19 @@ def _scores(
             return key_norm_scores(decoded_rows(sequence, layer)[0])
         case "expected":
             assert rotation is not None, "the cache checks that expected attention has a rotation"
-            return _expected(sequence, layer, step, sinks, rotation)
+            return _expected(sequence, layer, step, stays.sinks, rotation)
 
 
 def _expected(
     sequence: SequenceTables, layer: int, step: SeenStep, sinks: int, rotation: Rotation
 ) -> NDArray[np.float32]:
-    length, T = int(sequence.tokens[layer]), step.q.shape[1]
+    next_position, T = step.next_position, step.q.shape[1]
     turning = {"interleaved": rotation.interleaved}
-    q = unrotate(step.q, rotation.rotary, np.arange(length - T, length), **turning)
-    skipped = max(0, SKIPPED_QUERIES - (length - T))
+    q = unrotate(step.q, rotation.rotary, np.arange(next_position - T, next_position), **turning)
+    skipped = max(0, SKIPPED_QUERIES - (int(sequence.tokens[layer]) - T))
     statistics = query_statistics(q[:, skipped:] if skipped < T else q)
     coming = rotate_on_average(
-        statistics, rotation.rotary, first_position=length, num_positions=FUTURE_POSITIONS, **turning
+        statistics, rotation.rotary, next_position, num_positions=FUTURE_POSITIONS, **turning
     )
     k, v = decoded_rows(sequence, layer)
     return expected_scores(coming, k, v, scale=step.rules.scale, sinks=sinks)

@@ -5,29 +5,34 @@ queries. Which tokens stay, in how many bits and in whose pages never shows ther
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from qkv.cache.attending import Rules, Sight, attend_tables, positions_of
-from qkv.cache.closing import close_pages, drop_filled
+from qkv.cache.appending import append_tokens
+from qkv.cache.attending import Rules, Sight, attend_tables, check_queries, held_positions
+from qkv.cache.closing import drop_all_filled, drop_filled
 from qkv.cache.contiguous import CacheShape, check_rows
 from qkv.cache.evicting import Dropped, Rotation, SeenStep, evict, note_attention
+from qkv.cache.explanation import Explanation, explain
+from qkv.cache.fitting import check_fits_model
+from qkv.cache.identity import Identity
 from qkv.cache.policy import Policy
 from qkv.cache.pool import PagePool
 from qkv.cache.prediction import page_layout, predicted_nbytes
+from qkv.cache.prefix import PrefixIndex
 from qkv.cache.protocol import LayerRules
 from qkv.cache.retention import layer_budgets
-from qkv.cache.room import check_room
-from qkv.cache.rows import write_rows
-from qkv.cache.tables import SequenceTables
-from qkv.cache.trimming import check_trim, trim_sequence
-from qkv.errors import OptionError
+from qkv.cache.room import check_room, step_nbytes
+from qkv.cache.saving import open_saved, save_sequences
+from qkv.cache.sharing import adopt, check_shareable, namespace, remember
+from qkv.cache.tables import Counts, SequenceTables, between
+from qkv.cache.trimming import check_trim, forget_unfinished, trim_sequence
+from qkv.cache.windows import NO_WINDOW, head_windows, pages_behind
+from qkv.errors import OptionError, ShapeError
 from qkv.shapes import Array, Keys, Queries, Values
-
-NO_WINDOW = 1 << 40
-"""A window that no text exceeds."""
 
 
 class PagedCache:
@@ -81,10 +86,11 @@ class PagedCache:
         self.pool = PagePool() if pool is None else pool
         self.rotation, self.fingerprint = rotation, fingerprint
         self.layout = page_layout(shape, self.policy)
-        self._check_policy()
-        self.budgets = self._layer_budgets()
-        self.windows, self.first_keys = self._head_rules()
+        check_fits_model(self.policy, shape, rotation is not None)
         L, G = shape.num_layers, shape.num_kv_heads
+        self.budgets = self._layer_budgets()
+        self.windows, self.first_keys = head_windows(self.policy, L, G)
+        self._model_windows = np.full(L, NO_WINDOW)
         self.sequences = [SequenceTables(self.pool, self.layout, L, G) for _ in range(batch_size)]
         self.drops: list[list[Dropped]] = [[] for _ in range(batch_size)]
 
@@ -104,13 +110,6 @@ class PagedCache:
         return max(self.lengths)
 
     @property
-    def next_positions(self) -> tuple[int, ...]:
-        """At which rotary position each sequence's next token stands."""
-        if not self.policy.rerotate:
-            return self.lengths
-        return tuple(int(one.held[-1, 0]) for one in self.sequences)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all pages that the sequences hold; one that several hold counts once."""
         tables = [table for one in self.sequences for table in one.tables]
@@ -119,12 +118,19 @@ class PagedCache:
 
     def predict_nbytes(self, num_tokens: int, prompt_tokens: int | None = None) -> int:
         """Return what ``nbytes`` will be once each sequence has ``num_tokens``: see `predicted_nbytes`."""
-        return self.batch_size * predicted_nbytes(self.shape, self.policy, num_tokens, prompt_tokens)
+        sizes = num_tokens, prompt_tokens, self._model_windows
+        return self.batch_size * predicted_nbytes(self.shape, self.policy, *sizes)
+
+    def positions(self, num_tokens: int) -> NDArray[np.int64]:
+        """Return at which rotary positions the next T tokens of each sequence stand: ``(B, T)``."""
+        held = [int(one.held[-1, 0]) if self.policy.rerotate else one.length for one in self.sequences]
+        return np.array(held)[:, None] + np.arange(num_tokens)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.
 
-        A step that was interrupted between layers leaves nothing behind: the next one writes over it.
+        A step that was interrupted between layers leaves nothing behind, unless it has evicted tokens: the
+        next one begins where it began.
 
         Parameters
         ----------
@@ -141,16 +147,20 @@ class PagedCache:
             If the arrays are not of the cache's shape.
         CacheFull
             If the step does not fit into the pool's budget; then the cache is as it was.
+        TrimError
+            If an interrupted step has evicted tokens; `free` the cache, and compute the text anew.
         """
         check_rows(self.shape, self.batch_size, k, v)
-        new = np.full(self.batch_size, k.shape[2]) if lengths is None else np.asarray(lengths)
+        new = _counts(self.batch_size, k.shape[2], lengths)
         for one in self.sequences:
-            self._forget_unfinished(one, layer)
+            forget_unfinished(one, slice(None) if layer == 0 else slice(layer, layer + 1), self.policy)
         if layer == 0:
             check_room(self.sequences, new, self.budgets, self.policy)
+        at_once = layer == 0 and self._takes_at_once
         for row, one in enumerate(self.sequences):
-            count = int(new[row])
-            self._append_row(one, layer, k[row, :, :count], None if v is None else v[row, :, :count])
+            tokens = slice(int(new[row]))
+            values = None if v is None or self.shape.shares_values else v[row, :, tokens]
+            append_tokens(one, layer, k[row, :, tokens], values, for_all_layers=at_once)
 
     def attend(
         self,
@@ -174,20 +184,28 @@ class PagedCache:
         -------
         (B, H, T, D)
             With the values' D.
+
+        Raises
+        ------
+        ShapeError
+            If the queries are not of the cache's shape.
+        OptionError
+            If they have attended before, and their pages have been encoded since.
         """
-        new = np.full(self.batch_size, q.shape[2]) if lengths is None else np.asarray(lengths)
+        check_queries(self.shape, self.batch_size, q)
+        new = _counts(self.batch_size, q.shape[2], lengths)
         weighing, window = _split(q.shape[-1], **rules)
         sight = self._sight(layer, new, window)
         output, lse = attend_tables(self.sequences, layer, q, sight, weighing)
         for row, one in enumerate(self.sequences):
-            if one.closes_pages:
-                drop_filled(one, layer)
             if self.policy.eviction is not None and new[row]:
                 self._evict_row(row, layer, q[row], lse[row], sight, weighing)
+            if one.closes_pages:
+                drop_filled(one, layer)
         if window is not None:
             self._model_windows[layer] = window
         if layer == self.shape.num_layers - 1:
-            self._drop_behind_windows()
+            self._finish_step()
         return output
 
     def trim(self, length: int) -> None:
@@ -204,19 +222,231 @@ class PagedCache:
         """
         if not 0 <= length <= self.length:
             raise OptionError(f"trim takes a length from 0 to the {self.length} tokens held, not {length}")
-        longer = [one for one in self.sequences if one.length > length]
-        for one in longer:
-            check_trim(one, length, self._effective_windows(), self.policy)
-        for one in longer:
-            trim_sequence(one, length)
+        ends = [min(one.length, length) for one in self.sequences]
+        longer = [pair for pair in zip(self.sequences, ends, strict=True) if pair[0].reaches_beyond(pair[1])]
+        for one, end in longer:
+            check_trim(one, end, self._effective_windows(), self.policy)
+        for one, end in longer:
+            trim_sequence(one, end)
+        for drops, one in zip(self.drops, self.sequences, strict=True):
+            drops[:] = [dropped for dropped in drops if dropped.at <= one.length]
 
     def fork(self) -> "PagedCache":
         """Return a cache of the same tokens that shares every page until one of the two writes to it."""
         return self._with([one.fork() for one in self.sequences], [list(some) for some in self.drops])
 
     def rows(self, rows: Sequence[int]) -> "PagedCache":
-        """Return a cache of some of the sequences, which belong to both: for a step of only these."""
+        """Return a cache of some of the sequences, which belong to both: for a step of only these.
+
+        Raises
+        ------
+        OptionError
+            If there is none, or one comes twice.
+        """
+        if len(set(rows)) < max(1, len(rows)):
+            raise OptionError(f"a step is of one sequence or more, each once, not of {list(rows)}")
         return self._with([self.sequences[row] for row in rows], [self.drops[row] for row in rows])
+
+    def adopt_prefix(
+        self, index: PrefixIndex, tokens: ArrayLike, row: int = 0, *, salt: str = "", adapter: str = ""
+    ) -> int:
+        """Begin an empty sequence with the pages of the longest known beginning of its text.
+
+        What is then computed is, to the bit, what it would have been without. At least the last token is
+        left to compute; a page under way is copied, if there is room for that.
+
+        Parameters
+        ----------
+        index : PrefixIndex
+            Of this cache's pool and page size.
+        tokens : (S,) integers
+            The whole text.
+        row : int
+            Which sequence.
+        salt, adapter : str
+            As given to `remember_prefix`; pages of another model, policy or shape are never found.
+
+        Returns
+        -------
+        int
+            How many leading tokens need not be run.
+
+        Raises
+        ------
+        OptionError
+            If the sequence is not empty, the index is of other pages, or the policy's eviction goes by
+            the queries of the whole text.
+
+        Examples
+        --------
+        >>> pool = PagePool()
+        >>> index = PrefixIndex(pool, page_size=16)
+        >>> shape = CacheShape(num_layers=1, num_kv_heads=2, head_dim=4)
+        >>> first, second = PagedCache(shape, pool=pool), PagedCache(shape, pool=pool)
+        >>> k = v = np.ones((1, 2, 40, 4), np.float32)
+        >>> first.append(0, k, v)
+        >>> first.remember_prefix(index, range(40))
+        32
+        >>> second.adopt_prefix(index, [*range(20), 99, 98]), second.length
+        (20, 20)
+        """
+        check_shareable(index, self.sequences[row], self.policy)
+        return adopt(self.sequences[row], index, tokens, namespace(self._identity, salt), adapter)
+
+    def remember_prefix(
+        self, index: PrefixIndex, tokens: ArrayLike, row: int = 0, *, salt: str = "", adapter: str = ""
+    ) -> int:
+        """Let an index keep the full pages of a sequence, for other texts that begin alike.
+
+        Only pages before which nothing was dropped: see `qkv.cache.sharing`.
+
+        Parameters
+        ----------
+        index : PrefixIndex
+            Of this cache's pool and page size.
+        tokens : (S,) integers
+            The text that was run; ids behind what was run do not count.
+        row : int
+            Which sequence.
+        salt, adapter : str
+            Found only by those who give the same.
+
+        Returns
+        -------
+        int
+            How many leading tokens the index knows from now on, until it gives them back.
+
+        Raises
+        ------
+        ShapeError
+            If there are fewer tokens than were run.
+        OptionError
+            If the index is of other pages, or the policy's eviction goes by the queries of a whole text.
+        """
+        check_shareable(index, self.sequences[row], self.policy)
+        return remember(self.sequences[row], index, tokens, namespace(self._identity, salt), adapter)
+
+    def save(self, path: str | Path) -> None:
+        """Write all that is held to a safetensors file, in the form in which it is held.
+
+        Whatever interrupts it, a file that was there before stays until the new one is whole.
+
+        Raises
+        ------
+        CacheFileError
+            If the file cannot be written.
+        """
+        save_sequences(Path(path), self._identity, self.sequences, self.drops, self._model_windows)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        shape: CacheShape,
+        policy: Policy | str | None = None,
+        *,
+        pool: PagePool | None = None,
+        rotation: Rotation | None = None,
+        fingerprint: str = "",
+    ) -> "PagedCache":
+        """Return a cache as `save` left it, which goes on with the same bits.
+
+        Parameters
+        ----------
+        path : str or Path
+        shape, pool, rotation, fingerprint
+            As for a new cache.
+        policy : Policy or str, optional
+            What the file must have been saved under; whatever that was when left out.
+
+        Raises
+        ------
+        CacheFileError
+            If the file is missing, damaged, no saved cache, or one of another model, policy or shape.
+        CacheFull
+            If it does not fit into the pool's budget; then the pool is as it was.
+        """
+        with open_saved(Path(path)) as saved:
+            policy = saved.policy if policy is None else policy
+            policy = Policy.parse(policy) if isinstance(policy, str) else policy
+            saved.check_identity(Identity.of(fingerprint, policy, shape))
+            options = {"pool": pool, "rotation": rotation, "fingerprint": fingerprint}
+            cache = cls(shape, policy, saved.batch_size, **options)
+            cache.drops = saved.fill(cache.sequences)
+        cache._model_windows = saved.windows
+        return cache
+
+    def explain(self) -> Explanation:
+        """Return which head holds what in which pages, and what was dropped when and by which score.
+
+        Examples
+        --------
+        >>> cache = PagedCache(CacheShape(num_layers=1, num_kv_heads=3, head_dim=4), "streaming=10,page=4")
+        >>> cache.append(0, *np.ones((2, 1, 3, 40, 4), np.float32))
+        >>> output = cache.attend(0, np.ones((1, 3, 40, 4), np.float32))
+        >>> print(cache.explain())
+        streaming=10,page=4: 1,440 bytes, 0.312 times the 4,608 of all tokens in float32
+        <BLANKLINE>
+        sequence 0: 40 tokens
+        layers  heads  tokens  pages  shared  bytes  window  sinks  positions
+        0       0-2        10      3       0    480     all      4  0-3, 34-39
+        <BLANKLINE>
+        dropped by streaming=10 (score: how recent a token is; the lowest go)
+        layers  heads  times  after  tokens  positions
+        0       0-2        1     40      30  4-33
+        >>> cache.explain().heads[0, 0, 2].positions  # row, layer, head
+        array([ 0,  1,  2,  3, 34, 35, 36, 37, 38, 39], dtype=int32)
+        """
+        return explain(self, self._effective_windows())
+
+    @classmethod
+    def joined(cls, caches: Sequence["PagedCache"]) -> "PagedCache":
+        """Return a cache of the sequences of several, which belong to both: for a step of all of them.
+
+        Raises
+        ------
+        OptionError
+            If there is none, one comes twice, or they differ in policy, pool or shape.
+
+        Examples
+        --------
+        >>> shape = CacheShape(num_layers=1, num_kv_heads=2, head_dim=4)
+        >>> first = PagedCache(shape)
+        >>> PagedCache.joined([first, first.beside()]).batch_size
+        2
+        """
+        sequences = [one for cache in caches for one in cache.sequences]
+        kinds = {(cache.policy, cache.shape, id(cache.pool)) for cache in caches}
+        if len(kinds) != 1 or len(set(map(id, sequences))) < len(sequences):
+            raise OptionError("expected caches of one policy, pool and shape, each once; join those that are")
+        for cache in caches:  # what one learns of the model's windows the others are to know
+            cache._model_windows = caches[0]._model_windows
+        return caches[0]._with(sequences, [drops for cache in caches for drops in cache.drops])
+
+    def beside(self, policy: Policy | str | None = None, *, pool: PagePool | None = None) -> "PagedCache":
+        """Return an empty cache of one sequence for the same model, with what is known of its windows.
+
+        Parameters
+        ----------
+        policy : Policy or str, optional
+            This cache's when left out.
+        pool : PagePool, optional
+            This cache's when left out.
+        """
+        other = PagedCache(
+            self.shape,
+            self.policy if policy is None else policy,
+            pool=self.pool if pool is None else pool,
+            rotation=self.rotation,
+            fingerprint=self.fingerprint,
+        )
+        other._model_windows = self._model_windows
+        return other
+
+    def step_nbytes(self, num_tokens: int) -> int:
+        """Return how many bytes a step of T tokens for each sequence takes from the pool at its height."""
+        new = np.full(self.batch_size, num_tokens)
+        return step_nbytes(self.sequences, new, self.budgets, self.policy)
 
     def free(self) -> None:
         """Give every page back to the pool and hold nothing."""
@@ -230,33 +460,15 @@ class PagedCache:
         for one in self.sequences:
             one.check_integrity()
 
+    @property
+    def _identity(self) -> Identity:
+        return Identity.of(self.fingerprint, self.policy, self.shape)
+
     def _with(self, sequences: list[SequenceTables], drops: list[list[Dropped]]) -> "PagedCache":
         other = PagedCache.__new__(PagedCache)
         vars(other).update(vars(self))
         other.sequences, other.drops = sequences, drops
         return other
-
-    def _check_policy(self) -> None:
-        policy, shape = self.policy, self.shape
-        policy.check_fits(shape.num_layers, shape.num_kv_heads)
-        if policy.latent and not shape.shares_values:
-            raise OptionError("latent is for models with latent attention; this one has keys and values")
-        needs_rotation = policy.rerotate or (policy.eviction and policy.eviction.name == "expected")
-        if needs_rotation and self.rotation is None:
-            asks = "rerotate" if policy.rerotate else "expected"
-            raise OptionError(
-                f"{asks} must know how the model turns whole keys by their position, and this one does not "
-                f"(or not wholly); take another eviction, such as snapkv or streaming"
-            )
-        if policy.rerotate and policy.element not in ("float32", "fp16", "bf16"):
-            raise OptionError(
-                f"rerotate turns stored keys again, which would quantise {policy.element} twice; "
-                f"leave one of the two out"
-            )
-        if policy.rerotate and policy.eviction and policy.eviction.name == "pyramidkv":
-            raise OptionError(
-                "rerotate needs as many tokens in each layer, and pyramidkv keeps more in lower ones"
-            )
 
     def _layer_budgets(self) -> tuple[int, ...] | None:
         eviction = self.policy.eviction
@@ -264,97 +476,56 @@ class PagedCache:
             return None
         return layer_budgets(eviction.name, eviction.budget, self.shape.num_layers, self.policy.sinks)
 
-    def _head_rules(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return each head's window by the policy, and how many first keys it exempts: (L, G)."""
-        shape = self.shape.num_layers, self.shape.num_kv_heads
-        windows, first_keys = np.full(shape, NO_WINDOW), np.zeros(shape, np.int64)
-        for layer, head in np.ndindex(shape):
-            window = self.policy.window_of(layer, head)
-            if window is not None:
-                windows[layer, head] = window
-            if window is not None or self.policy.eviction is not None:
-                first_keys[layer, head] = self.policy.sinks
-        self._model_windows = np.full(self.shape.num_layers, NO_WINDOW)
-        return windows, first_keys
-
     @property
     def _takes_at_once(self) -> bool:
         """Whether a step's pages are those of all its layers together, so that none is given back between."""
         return self.policy.eviction is None and not self.layout.codecs.closes_pages
 
-    def _forget_unfinished(self, one: SequenceTables, layer: int) -> None:
-        """Take back what a step left in this layer that did not come to the last one."""
-        if one.tokens[layer] == one.length:
-            return
-        for head, count in enumerate(one.held[layer].tolist()):
-            if self.layout.tracks:
-                positions = positions_of(one, layer, head, count)
-                one.held[layer, head] = np.searchsorted(positions, one.length)
-            else:
-                one.held[layer, head] = count - (int(one.tokens[layer]) - one.length)
-        one.tokens[layer] = one.length
-
-    def _append_row(self, one: SequenceTables, layer: int, k: NDArray[Any], v: NDArray[Any] | None) -> None:
-        count = k.shape[1]
-        layers = slice(None) if layer == 0 and self._takes_at_once else slice(layer, layer + 1)
-        first, end = one.pages_for(count, layers)
-        one.filling.take(layers, one.filling.missing(layers, first, end))
-        pages = np.arange(one.filling.ids.shape[2])
-        one.filling.make_own(layers, (first[..., None] <= pages) & (pages < end[..., None]))
-        rows = one.filling.layout.encode(k, None if self.shape.shares_values else v)
-        if self.layout.tracks:
-            positions = np.arange(one.tokens[layer], one.tokens[layer] + count, dtype=np.int32)
-            rows["positions"] = np.broadcast_to(positions, k.shape[:2])
-        write_rows(one.filling, layer, one.held[layer], rows)
-        one.held[layer] += count
-        one.tokens[layer] += count
-        if one.closes_pages:
-            close_pages(one, layer)
-
-    def _sight(self, layer: int, new: NDArray[np.int64], window: int | None) -> Sight:
-        windows = self.windows[layer]
-        if window is not None:
-            windows = np.minimum(windows, window)
-        first_keys = self.first_keys[layer]
-        B, G = self.batch_size, self.shape.num_kv_heads
-        sees_all = bool((windows == NO_WINDOW).all())
-        return Sight(
-            new=new,
-            windows=None if sees_all else np.broadcast_to(windows, (B, G)),
-            first_keys=np.broadcast_to(first_keys, (B, G)),
-        )
+    def _sight(self, layer: int, new: Counts, window: int | None) -> Sight:
+        windows = self.windows[layer] if window is None else np.minimum(self.windows[layer], window)
+        shape = self.batch_size, self.shape.num_kv_heads
+        first_keys = np.broadcast_to(self.first_keys[layer], shape)
+        if (windows == NO_WINDOW).all():
+            return Sight(new, None, first_keys)
+        moved = self.layout.tracks and not self.policy.rerotate
+        positions = held_positions(self.sequences, layer) if moved else None
+        return Sight(new, np.broadcast_to(windows, shape), first_keys, positions)
 
     def _evict_row(
         self, row: int, layer: int, q: NDArray[Any], lse: NDArray[Any], sight: Sight, rules: Rules
     ) -> None:
         eviction, one = self.policy.eviction, self.sequences[row]
         assert eviction is not None and self.budgets is not None
-        count = int(sight.new[row])
-        windows = None if sight.windows is None else sight.windows[row : row + 1]
-        alone = Sight(sight.new[row : row + 1], windows, sight.first_keys[row : row + 1])
-        step = SeenStep(q[:, :count], lse[:, :count], alone, rules)
+        held, count, budget = int(one.held[layer, 0]), int(sight.new[row]), self.budgets[layer]
+        next_position = held if self.policy.rerotate else int(one.tokens[layer])
+        step = SeenStep(q[:, :count], lse[:, :count], sight.of_row(row), rules, next_position)
         note_attention(one, layer, step, eviction)
-        budget = self.budgets[layer]
-        if self.policy.exceeds(int(one.held[layer, 0]), budget, count):
+        if self.policy.exceeds(held, budget, count):
             options = {"budget": budget, "sinks": self.policy.sinks, "rotation": self.rotation}
             dropped = evict(one, layer, step, eviction, rerotates=self.policy.rerotate, **options)
             self.drops[row].append(dropped)
 
-    def _effective_windows(self) -> NDArray[np.int64]:
+    def _effective_windows(self) -> Counts:
         """Return how far back each head's queries see: the policy's window or the model's, (L, G)."""
         return np.minimum(self.windows, self._model_windows[:, None])
 
-    def _drop_behind_windows(self) -> None:
-        """Give back the pages that no later query sees."""
+    def _finish_step(self) -> None:
+        """Give back what was there for the step alone, and the pages that no later query sees."""
         windows = self._effective_windows()
-        if self.policy.eviction is not None or (windows == NO_WINDOW).all():
-            return
-        P = self.layout.P
         for one in self.sequences:
-            pages = np.arange(one.pages.ids.shape[2])
-            sink_pages = -(-self.first_keys[..., None] // P)
-            behind = np.maximum(one.held - windows, 0)[..., None] // P
-            one.pages.drop(slice(None), (sink_pages <= pages) & (pages < behind))
+            if one.closes_pages:
+                drop_all_filled(one)
+            if self.policy.eviction is None and (windows < NO_WINDOW).any():
+                behind = pages_behind(one.held, windows, self.first_keys, self.layout.P)
+                one.pages.drop(slice(None), between(*behind, one.pages.num_pages))
+
+
+def _counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> Counts:
+    """Return how many leading tokens of each row of T are real."""
+    new = np.full(batch_size, T) if lengths is None else np.asarray(lengths)
+    if new.shape != (batch_size,) or not ((new >= 0) & (new <= T)).all():
+        raise ShapeError(f"lengths are {batch_size} integers from 0 to {T}, not {lengths}")
+    return new
 
 
 def _split(

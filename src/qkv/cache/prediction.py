@@ -1,12 +1,13 @@
 """How many bytes a cache will take, from sizes and policy alone, before anything is allocated."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
 from qkv.cache.retention import layer_budgets
+from qkv.cache.tables import Counts
+from qkv.cache.windows import head_windows, pages_behind
 
 
 def page_layout(shape: CacheShape, policy: Policy) -> PageLayout:
@@ -22,7 +23,11 @@ def page_layout(shape: CacheShape, policy: Policy) -> PageLayout:
 
 
 def predicted_nbytes(
-    shape: CacheShape, policy: Policy, num_tokens: int, prompt_tokens: int | None = None
+    shape: CacheShape,
+    policy: Policy,
+    num_tokens: int,
+    prompt_tokens: int | None = None,
+    model_windows: Counts | None = None,
 ) -> int:
     """Return the bytes of one sequence's pages once it has ``num_tokens``.
 
@@ -36,6 +41,8 @@ def predicted_nbytes(
     prompt_tokens : int, optional
         How many of them came in the first step, the others one by one; all when left out. It matters
         only where tokens are evicted.
+    model_windows : (L,) int64, optional
+        The model's own, by layer.
 
     Examples
     --------
@@ -50,12 +57,12 @@ def predicted_nbytes(
     layout = page_layout(shape, policy)
     held = held_tokens(shape, policy, num_tokens, num_tokens if prompt_tokens is None else prompt_tokens)
     full, rest = np.divmod(held, layout.P)
-    num_pages = full - dropped_pages(shape, policy, num_tokens)
+    num_pages = full - dropped_pages(shape, policy, num_tokens, model_windows)
     open_nbytes = layout.while_filling.nbytes
     return int(num_pages.sum()) * layout.nbytes + int((rest > 0).sum()) * open_nbytes
 
 
-def held_tokens(shape: CacheShape, policy: Policy, num_tokens: int, prompt_tokens: int) -> NDArray[np.int64]:
+def held_tokens(shape: CacheShape, policy: Policy, num_tokens: int, prompt_tokens: int) -> Counts:
     """Return how many slots each layer and key head uses, ``(L, G)``, those behind a window counted."""
     L, G, P, eviction = shape.num_layers, shape.num_kv_heads, policy.page_size, policy.eviction
     if eviction is None:
@@ -72,12 +79,14 @@ def held_tokens(shape: CacheShape, policy: Policy, num_tokens: int, prompt_token
     return np.broadcast_to(held[:, None], (L, G))
 
 
-def dropped_pages(shape: CacheShape, policy: Policy, num_tokens: int) -> NDArray[np.int64]:
+def dropped_pages(
+    shape: CacheShape, policy: Policy, num_tokens: int, model_windows: Counts | None = None
+) -> Counts:
     """Return how many pages have fallen behind each head's window, ``(L, G)``, those of sinks kept."""
-    dropped = np.zeros((shape.num_layers, shape.num_kv_heads), np.int64)
-    sink_pages = -(-policy.sinks // policy.page_size)
-    for layer, head in np.ndindex(dropped.shape):
-        window = policy.window_of(layer, head)
-        if window is not None:
-            dropped[layer, head] = max(0, max(0, num_tokens - window) // policy.page_size - sink_pages)
-    return dropped
+    windows, first_keys = head_windows(policy, shape.num_layers, shape.num_kv_heads)
+    if policy.eviction is not None:
+        return np.zeros_like(windows)
+    if model_windows is not None:
+        windows = np.minimum(windows, model_windows[:, None])
+    first, end = pages_behind(np.full_like(windows, num_tokens), windows, first_keys, policy.page_size)
+    return end - first

@@ -93,6 +93,11 @@ class PrefixIndex:
         pool.keepers.append(self)
 
     @property
+    def pool(self) -> PagePool:
+        """Whose pages it keeps."""
+        return self._pool
+
+    @property
     def num_cached_tokens(self) -> int:
         """Tokens of all pages remembered."""
         return len(self._with_first_id) * self.page_size
@@ -165,6 +170,11 @@ class PrefixIndex:
         self._pool.share(_joined(entry.ids for entry in ([*full, partial] if partial else full)))
         self._count(hit, np.size(tokens))
         return hit
+
+    def known_tokens(self, tokens: ArrayLike, *, salt: str = "", adapter: str = "") -> int:
+        """Return how many leading tokens of a text are known, in full pages; takes no reference to them."""
+        pages = pages_of(tokens, self.page_size)
+        return len(self._tree.follow(self._tree.root(salt, adapter), pages)) * self.page_size
 
     def clear(self) -> None:
         """Forget everything; pages in use stay with those who use them."""

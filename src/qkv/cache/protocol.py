@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypedDict, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qkv.shapes import Array, Keys, Queries, Values
 
 
@@ -15,36 +18,16 @@ class LayerRules(TypedDict, total=False):
     sinks: Any
 
 
-class Cache(Protocol):
-    """Keys and values of B sequences; a step appends to each layer and then attends in it."""
+class StepCache(Protocol):
+    """All that a model sees of a cache: a step's tokens are appended to each layer, then attend in it."""
 
     @property
     def batch_size(self) -> int:
         """B."""
         ...
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence that have passed through every layer."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest sequence."""
-        ...
-
-    @property
-    def next_positions(self) -> tuple[int, ...]:
-        """At which rotary position each sequence's next token stands."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated."""
-        ...
-
-    def predict_nbytes(self, num_tokens: int) -> int:
-        """Return what ``nbytes`` will be once the longest sequence has ``num_tokens``."""
+    def positions(self, num_tokens: int) -> NDArray[np.int64]:
+        """Return at which rotary positions the next T tokens of each row stand: ``(B, T)``."""
         ...
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
@@ -59,6 +42,29 @@ class Cache(Protocol):
         **rules: Unpack[LayerRules],
     ) -> Array:
         """Let the step's queries see what is held."""
+        ...
+
+
+class Cache(StepCache, Protocol):
+    """Keys and values of B sequences."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence that have passed through every layer."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest sequence."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated."""
+        ...
+
+    def predict_nbytes(self, num_tokens: int) -> int:
+        """Return what ``nbytes`` will be once the longest sequence has ``num_tokens``."""
         ...
 
     def trim(self, length: int) -> None:

@@ -13,10 +13,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache.layout import Page, PageLayout
+from qkv.cache.layout import PageLayout
 from qkv.cache.pool import NO_PAGE, Ids, PagePool
 
 Counts = NDArray[np.int64]
+
+
+def between(first: Counts, end: Counts, num_pages: int) -> NDArray[np.bool_]:
+    """Mark, of ``num_pages`` pages, those from ``first`` to before ``end``, both (layers, G)."""
+    pages = np.arange(num_pages)
+    return (first[..., None] <= pages) & (pages < end[..., None])
 
 
 class PageTable:
@@ -36,6 +42,11 @@ class PageTable:
         self.addresses = np.zeros((num_layers, num_kv_heads, 0), np.int64)
 
     @property
+    def num_pages(self) -> int:
+        """N, pages of each head that there is room for."""
+        return self.ids.shape[2]
+
+    @property
     def present(self) -> NDArray[np.bool_]:
         """Where there is a page."""
         return self.ids != NO_PAGE
@@ -47,9 +58,8 @@ class PageTable:
 
     def missing(self, layers: slice, first: Counts, end: Counts) -> NDArray[np.bool_]:
         """Return which pages from ``first`` to before ``end``, both (layers, G), are not there yet."""
-        pages = np.arange(max(self.ids.shape[2], int(end.max(initial=0))))
-        wanted = (first[..., None] <= pages) & (pages < end[..., None])
-        wanted[..., : self.ids.shape[2]] &= ~self.present[layers]
+        wanted = between(first, end, max(self.num_pages, int(end.max(initial=0))))
+        wanted[..., : self.num_pages] &= ~self.present[layers]
         return wanted
 
     def take(self, layers: slice, missing: NDArray[np.bool_]) -> None:
@@ -80,21 +90,30 @@ class PageTable:
             some[gone] = NO_PAGE
             self.addresses[layers, :, : where.shape[2]][gone] = 0
 
-    def count_shared(self, layers: slice, where: NDArray[np.bool_]) -> int:
-        """Return how many of the marked pages others hold too."""
-        some = self.ids[layers, :, : where.shape[2]][where[..., : self.ids.shape[2]]]
+    def drop_from(self, layers: slice, first: Counts) -> None:
+        """Free the pages from ``first``, (layers, G), on."""
+        self.drop(layers, np.arange(self.num_pages) >= first[..., None])
+
+    def count_shared(self, layers: slice, first: Counts, end: Counts) -> int:
+        """Return how many of the pages from ``first`` to before ``end`` others hold too."""
+        some = self.ids[layers][between(first, end, self.num_pages)]
         return int((self.pool.references(some) > 1).sum())
 
-    def make_own(self, layers: slice, where: NDArray[np.bool_]) -> None:
-        """Copy the marked pages that others hold too, so that they may be written to.
+    def count_own(self, layers: slice, first: Counts, end: Counts) -> int:
+        """Return how many of the pages from ``first`` to before ``end`` nobody else holds."""
+        some = self.ids[layers][between(first, end, self.num_pages)]
+        return int((self.pool.references(some) == 1).sum())
+
+    def make_own(self, layers: slice, first: Counts, end: Counts) -> None:
+        """Copy those pages from ``first`` to before ``end`` that others hold too, to be written to.
 
         Raises
         ------
         CacheFull
             If the copies do not fit; then nothing has changed.
         """
-        some = self.ids[layers, :, : where.shape[2]]
-        shared = where & (some != NO_PAGE)
+        some = self.ids[layers]
+        shared = between(first, end, self.num_pages)
         shared[shared] = self.pool.references(some[shared]) > 1
         if not shared.any():
             return
@@ -104,7 +123,7 @@ class PageTable:
             self.pool.page(copy)[:] = self.pool.page(original)
         self.pool.free(originals)
         some[shared] = copies
-        self.addresses[layers, :, : where.shape[2]][shared] = self.pool.addresses(copies)
+        self.addresses[layers][shared] = self.pool.addresses(copies)
 
     def copy(self) -> "PageTable":
         """Return a table of the same pages, which both hold from now on."""
@@ -117,13 +136,9 @@ class PageTable:
         """Free every page."""
         self.drop(slice(None), np.ones(self.ids.shape, bool))
 
-    def pages(self, layer: int, head: int, count: int) -> list[Page]:
-        """Return the first ``count`` pages of a head; they must be there."""
-        return [self.pool.page(page_id) for page_id in self.ids[layer, head, :count]]
-
     def _reserve(self, num_pages: int) -> None:
         """Have room for so many pages per head; doubling, so that a token never copies the whole table."""
-        known = self.ids.shape[2]
+        known = self.num_pages
         if num_pages > known:
             room = ((0, 0), (0, 0), (0, max(num_pages, 2 * known) - known))
             self.ids = np.pad(self.ids, room, constant_values=NO_PAGE)
@@ -143,6 +158,8 @@ class SequenceTables:
         Slots in use: tokens of each head, holes behind a window counted.
     tokens : (L,) int64
         Tokens that have passed through each layer, whether still held or not.
+    before : (L, G) int64
+        Slots that were in use before each layer's last step.
     evicted_at : int
         How many tokens there were when one was last evicted; 0 if never.
     """
@@ -155,6 +172,7 @@ class SequenceTables:
         )
         self.held = np.zeros((num_layers, num_kv_heads), np.int64)
         self.tokens = np.zeros(num_layers, np.int64)
+        self.before = np.zeros_like(self.held)
         self.evicted_at = 0
 
     @property
@@ -173,6 +191,15 @@ class SequenceTables:
         return int(self.tokens[-1])
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a step has not come to the last layer: it is under way, or was interrupted."""
+        return bool((self.tokens != self.length).any())
+
+    def reaches_beyond(self, length: int) -> bool:
+        """Whether there are more tokens than that in any layer."""
+        return bool((self.tokens > length).any())
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all pages; one shared with another sequence counts in both."""
         return sum(table.nbytes for table in self.tables)
@@ -189,7 +216,7 @@ class SequenceTables:
         other = SequenceTables.__new__(SequenceTables)
         other.pages = self.pages.copy()
         other.filling = self.filling.copy() if self.closes_pages else other.pages
-        other.held, other.tokens = self.held.copy(), self.tokens.copy()
+        other.held, other.tokens, other.before = self.held.copy(), self.tokens.copy(), self.before.copy()
         other.evicted_at = self.evicted_at
         return other
 
@@ -197,7 +224,7 @@ class SequenceTables:
         """Give back every page and hold nothing."""
         for table in self.tables:
             table.free()
-        self.held[:], self.tokens[:], self.evicted_at = 0, 0, 0
+        self.held[:], self.tokens[:], self.before[:], self.evicted_at = 0, 0, 0, 0
 
     def pages_for(self, count: int, layers: slice) -> tuple[Counts, Counts]:
         """Return which pages the next ``count`` tokens are written to: from the first to before the last."""
@@ -205,16 +232,35 @@ class SequenceTables:
         first, end = self.held[layers] // P, -(-(self.held[layers] + count) // P)
         return (first, end) if count else (first, first)
 
+    def cut(self, layers: slice, held: Counts) -> None:
+        """Hold only the first ``held`` slots, (layers, G), and give back the pages behind them."""
+        self.held[layers] = held
+        self.filling.drop_from(layers, -(-held // self.layout.P))
+        if self.closes_pages:
+            self.pages.drop_from(layers, held // self.layout.P)
+
     def check_integrity(self) -> None:
         """Raise AssertionError if a page is missing where tokens are, or present where none can be."""
-        P = self.layout.P
         for table in self.tables:
             assert ((table.ids == NO_PAGE) == (table.addresses == 0)).all(), "an address without a page"
             ids = table.ids[table.present]
             assert len(np.unique(ids)) == len(ids), "a page stands in the table twice"
             assert (table.addresses[table.present] == table.pool.addresses(ids)).all(), "a wrong address"
         assert (self.held <= self.tokens[:, None]).all(), "more tokens are held than there ever were"
-        open_pages = self.held % P > 0
-        for layer, head in np.argwhere(open_pages):
-            page = self.held[layer, head] // P
-            assert self.filling.ids[layer, head, page] != NO_PAGE, "the page under way is missing"
+        self._check_last_pages()
+        if not self.unfinished:
+            self._check_no_pages_behind()
+
+    def _check_last_pages(self) -> None:
+        full, part = np.divmod(self.held, self.layout.P)
+        for layer, head in np.argwhere(part > 0):
+            assert self.filling.ids[layer, head, full[layer, head]] != NO_PAGE, (
+                "the page under way is missing"
+            )
+
+    def _check_no_pages_behind(self) -> None:
+        P = self.layout.P
+        ends = [(self.filling, -(-self.held // P))] + [(self.pages, self.held // P)] * self.closes_pages
+        for table, end in ends:
+            behind = np.arange(table.num_pages) >= end[..., None]
+            assert not (table.present & behind).any(), "a page is behind the last token"

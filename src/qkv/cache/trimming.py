@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from qkv.cache.evicting import adds_up_attention
 from qkv.cache.policy import Policy
 from qkv.cache.tables import Counts, SequenceTables
 from qkv.errors import TrimError
@@ -14,44 +15,82 @@ def check_trim(one: SequenceTables, length: int, windows: Counts, policy: Policy
     ----------
     one : SequenceTables
     length : int
-        Less than the sequence has.
+        At most what the sequence has.
     windows : (L, G) int64
         How far back each head's queries see.
     policy : Policy
     """
-    if policy.eviction is not None and length and (policy.eviction.name == "h2o" or length < one.evicted_at):
-        lost = f"tokens were evicted at length {one.evicted_at}, by what came until then"
-        if policy.eviction.name == "h2o":
-            lost = "what the tokens to be forgotten attended to is part of the others' scores"
-        raise TrimError(f"cannot go back from {one.length} to {length} tokens: {lost}; compute the text anew")
-    P = one.layout.P
-    if one.closes_pages and length % P and length < one.length // P * P:
-        below = length // P * P
-        raise TrimError(
-            f"cannot go back from {one.length} to {length} tokens: the page of {P} tokens from {below} on is "
-            f"encoded as a whole; trim to {below}, to {below + P}, or to {one.length // P * P} or more"
-        )
-    needed = np.maximum(length + 1 - windows, 0)
-    for layer, head in np.argwhere(needed < one.held):
-        first, end = int(needed[layer, head]) // P, -(-length // P)
-        present = one.pages.present[layer, head, first:end] | one.filling.present[layer, head, first:end]
-        if not present.all():
-            raise TrimError(
-                f"cannot go back from {one.length} to {length} tokens: with a window of "
-                f"{windows[layer, head]} token {needed[layer, head]} would be seen again, and is gone; "
-                f"compute the text anew"
-            )
+    if not length:
+        return
+    _check_evicted(one, length, policy)
+    if one.closes_pages:
+        _check_encoded(one, length)
+    if policy.eviction is None:
+        _check_windows(one, length, windows)
 
 
 def trim_sequence(one: SequenceTables, length: int) -> None:
     """Forget every token from position ``length`` on, which `check_trim` has allowed."""
-    extra, P = one.length - length, one.layout.P
-    one.held = np.maximum(one.held - extra, 0) if length else np.zeros_like(one.held)
+    extra = one.length - length
+    one.cut(slice(None), _finished(one) - extra if length else np.zeros_like(one.held))
     one.tokens[:] = length
     one.evicted_at = min(one.evicted_at, length)
-    kept = -(-one.held // P)
-    for table in one.tables:
-        pages = np.arange(table.ids.shape[2])
-        table.drop(slice(None), pages >= kept[..., None])
-    if one.closes_pages:
-        one.pages.drop(slice(None), np.arange(one.pages.ids.shape[2]) >= (one.held // P)[..., None])
+
+
+def forget_unfinished(one: SequenceTables, layers: slice, policy: Policy) -> None:
+    """Take back what a step left in some layers that did not come to the last one.
+
+    Raises
+    ------
+    TrimError
+        If the step has evicted tokens; then nothing has changed.
+    """
+    if (one.tokens[layers] == one.length).all():
+        return
+    if one.length:
+        _check_evicted(one, one.length, policy)
+    one.cut(layers, _finished(one)[layers])
+    one.tokens[layers] = one.length
+    one.evicted_at = min(one.evicted_at, one.length)
+
+
+def _finished(one: SequenceTables) -> Counts:
+    """Return how many slots of each head hold tokens that have passed through every layer."""
+    return np.where(one.tokens[:, None] != one.length, one.before, one.held)
+
+
+def _check_evicted(one: SequenceTables, length: int, policy: Policy) -> None:
+    if adds_up_attention(policy.eviction):
+        lost = "what the tokens to be forgotten attended to is part of the others' scores"
+    elif length < one.evicted_at:
+        lost = f"tokens were evicted at length {one.evicted_at}, by what came until then"
+    else:
+        return
+    raise TrimError(f"{_cannot(one, length)}: {lost}; compute the text anew")
+
+
+def _check_encoded(one: SequenceTables, length: int) -> None:
+    P, held = one.layout.P, _finished(one)
+    left, begin = held - (one.length - length), held // P * P  # where the page under way begins
+    inside = (left % P > 0) & (left < begin)
+    if inside.any():
+        raise TrimError(
+            f"{_cannot(one, length)}: pages of {P} tokens are encoded as a whole; trim to where one begins, "
+            f"such as {length - left[inside][0] % P}, or to {length + (begin - left).max()} or more"
+        )
+
+
+def _check_windows(one: SequenceTables, length: int, windows: Counts) -> None:
+    P = one.layout.P
+    seen = np.maximum(length + 1 - windows, 0)
+    end = length // P if one.closes_pages else -(-length // P)
+    gone = one.pages.missing(slice(None), seen // P, np.full_like(seen, end)).any(axis=2)
+    if gone.any():
+        raise TrimError(
+            f"{_cannot(one, length)}: with a window of {windows[gone][0]} token {seen[gone][0]} "
+            f"would be seen again, and is gone; compute the text anew"
+        )
+
+
+def _cannot(one: SequenceTables, length: int) -> str:
+    return f"cannot go back from {one.tokens.max()} to {length} tokens"

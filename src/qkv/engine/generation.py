@@ -2,17 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Literal
 
 import numpy as np
 
 from qkv.cache import Cache
-from qkv.errors import OptionError, PromptError
+from qkv.errors import CacheFull, OptionError, PromptError
 from qkv.models import Model, new_cache
+from qkv.ops.logprobs import TokenLogprobs, token_logprobs
 from qkv.ops.sampling import Sampling, sample
 from qkv.shapes import Logits
-from qkv.tokens import StopMatcher, Tokenizer
+from qkv.tokens import StopMatcher, StreamDecoder, Tokenizer
 
 FinishReason = Literal["stop", "length"]
 
@@ -39,6 +39,8 @@ class Generation:
     Attributes
     ----------
     prompt_ids, new_ids : list of int
+    logprobs : list of TokenLogprobs
+        Of the new tokens; empty unless ``sampling.logprobs`` asks for them.
     finish_reason : "stop", "length" or None
         ``None`` until the text has ended.
     prefill_seconds, decode_seconds : float
@@ -64,7 +66,7 @@ class Generation:
         if max_tokens < 1:
             raise OptionError(f"max_tokens must be at least 1, not {max_tokens}")
         self._model, self._sampling, self._cache, self._clock = model, sampling, cache, clock
-        self._tokenizer = _require_tokenizer(model)
+        self._tokenizer = require_tokenizer(model)
         # What begins a text belongs at its beginning, not where a cache is continued.
         begins = cache is None or cache.length == 0
         self.prompt_ids = (
@@ -72,10 +74,12 @@ class Generation:
             if isinstance(prompt, str)
             else list(prompt)
         )
-        self._max_tokens = min(max_tokens, self._room())
+        held = 0 if cache is None else cache.length
+        self._max_tokens = min(max_tokens, room_behind(self.prompt_ids, held, model.context_length))
         self._stops = StopMatcher(stop)
         self._generator = sampling.generator()
         self.new_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
@@ -86,6 +90,11 @@ class Generation:
         """Give each new piece of text once; the pieces together are the text.
 
         A loop that was left is gone on with by the next one.
+
+        Raises
+        ------
+        CacheFull
+            If the pages of the cache do not fit into its budget; what came before it is the text so far.
         """
         return self._pieces
 
@@ -93,15 +102,23 @@ class Generation:
         decoder = self._tokenizer.stream()
         for token_id in self.prompt_ids:  # so that the first new word keeps the space before it
             decoder.push(token_id)
-        for token_id in self._new_tokens():
-            yield from _nonempty(self._stops.push(decoder.push(token_id)))
-            if self._stops.stopped:
-                self.finish_reason = "stop"
-                return
-        rest = self._stops.push(decoder.finish()) + self._stops.finish()
+        try:
+            for token_id in self._new_tokens():
+                yield from _nonempty(self._stops.push(decoder.push(token_id)))
+                if self._stops.stopped:
+                    self.finish_reason = "stop"
+                    return
+        except CacheFull:
+            yield from _nonempty(self._held_back(decoder))
+            raise
+        rest = self._held_back(decoder)
         if self._stops.stopped:
             self.finish_reason = "stop"
         yield from _nonempty(rest)
+
+    def _held_back(self, decoder: StreamDecoder) -> str:
+        """Return the text that waited for what would come behind it."""
+        return self._stops.push(decoder.finish()) + self._stops.finish()
 
     @property
     def prefill_tokens_per_second(self) -> float:
@@ -118,12 +135,15 @@ class Generation:
         unseen = self.prompt_ids
         while len(self.new_ids) < self._max_tokens:
             started = self._clock()
-            token_id = self._choose(self._next_logits(unseen))
+            logits = self._next_logits(unseen)
+            token_id = self._choose(logits)
             self._record(self._clock() - started)
             if token_id in self._model.end_ids:
                 self.finish_reason = "stop"
                 return
             self.new_ids.append(token_id)
+            if self._sampling.logprobs is not None:
+                self.logprobs.append(token_logprobs(logits, token_id, self._sampling.logprobs))
             yield token_id
             unseen = [token_id]
         self.finish_reason = "length"
@@ -134,7 +154,9 @@ class Generation:
         return self._model.next_logits(np.asarray(ids), self._cache)
 
     def _choose(self, logits: Logits) -> int:
-        return sample(logits, self._sampling, self._generator, chain(self.prompt_ids, self.new_ids))
+        seen_ids, end_ids = self.prompt_ids + self.new_ids, self._model.end_ids
+        num_new = len(self.new_ids)
+        return sample(logits, self._sampling, self._generator, seen_ids, num_new=num_new, end_ids=end_ids)
 
     def _record(self, seconds: float) -> None:
         self._num_steps += 1
@@ -142,26 +164,6 @@ class Generation:
             self.decode_seconds += seconds
         else:
             self.prefill_seconds += seconds
-
-    def _room(self) -> int:
-        """Return how many tokens fit behind the prompt."""
-        if not self.prompt_ids:
-            raise PromptError(
-                "the prompt gives no token: this tokenizer adds none by itself; write some text"
-            )
-        held = 0 if self._cache is None else self._cache.length
-        room = self._model.context_length - held - len(self.prompt_ids)
-        if room < 1:
-            behind = f" behind the {held} in the cache" if held else ""
-            longest = self._model.context_length - held - 1
-            advice = (
-                f"shorten it to at most {longest}" if longest > 0 else "begin with a new cache, or trim it"
-            )
-            raise PromptError(
-                f"the prompt has {len(self.prompt_ids)} tokens{behind}, but the model's context is "
-                f"{self._model.context_length}; {advice}"
-            )
-        return room
 
 
 def generate(
@@ -221,10 +223,44 @@ def generate(
     return Generation(model, prompt, sampling, max_tokens=max_tokens, stop=stop, cache=cache)
 
 
-def _require_tokenizer(model: Model) -> Tokenizer:
+def require_tokenizer(model: Model) -> Tokenizer:
+    """Return the model's tokenizer.
+
+    Raises
+    ------
+    PromptError
+        If it has none.
+    """
     if model.tokenizer is None:
         raise PromptError("the model's folder has no tokenizer.json, so text cannot be generated; add it")
     return model.tokenizer
+
+
+def room_behind(prompt_ids: Sequence[int], held: int, context_length: int) -> int:
+    """Return how many tokens fit behind a prompt that follows ``held`` tokens in a cache.
+
+    Raises
+    ------
+    PromptError
+        If the prompt has no token, or there is no room.
+
+    Examples
+    --------
+    >>> room_behind([5, 7, 11], held=2, context_length=13)
+    8
+    """
+    if not prompt_ids:
+        raise PromptError("the prompt gives no token: this tokenizer adds none by itself; write some text")
+    room = context_length - held - len(prompt_ids)
+    if room < 1:
+        behind = f" behind the {held} in the cache" if held else ""
+        longest = context_length - held - 1
+        advice = f"shorten it to at most {longest}" if longest > 0 else "begin with a new cache, or trim it"
+        raise PromptError(
+            f"the prompt has {len(prompt_ids)} tokens{behind}, but the model's context is "
+            f"{context_length}; {advice}"
+        )
+    return room
 
 
 def _nonempty(text: str) -> Iterator[str]:

@@ -52,8 +52,7 @@ class PackedWeight:
 
     def stored(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return numbers or codes (E_out, E_in) and scales (E_out, groups) as float32, row by row."""
-        bits = self.panels.view(ml_dtypes.bfloat16) if self.form == "bfloat16" else self.panels
-        return self._rows(bits.astype(np.float32)), self._rows(self.scales)
+        return self._rows(self._widened(self.panels)), self._rows(self.scales)
 
     def unpack(self) -> NDArray[np.float32]:
         """Return the weights, (E_out, E_in): exactly what was stored, int8 codes times their scales."""
@@ -61,6 +60,17 @@ class PackedWeight:
         if self.form == "int8":
             numbers *= np.repeat(scales, GROUP, axis=1)[:, : self.shape[1]]
         return numbers
+
+    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return some rows, (len(ids), E_in), as `unpack` gives them: what a table of vectors is asked for."""
+        panel, column = np.divmod(ids, self.tile.columns)
+        numbers = self._widened(self.panels[panel, :, column])
+        if self.form == "int8":
+            numbers *= np.repeat(self.scales[panel, :, column], GROUP, axis=1)[:, : self.shape[1]]
+        return numbers
+
+    def _widened(self, panels: NDArray[Any]) -> NDArray[np.float32]:
+        return (panels.view(ml_dtypes.bfloat16) if self.form == "bfloat16" else panels).astype(np.float32)
 
     def _rows(self, panels: NDArray[Any]) -> NDArray[Any]:
         num_panels, length, columns = panels.shape

@@ -4,7 +4,7 @@ from qkv.models.deepseek import DeepSeek
 from qkv.models.gpt2 import GPT2
 from qkv.models.llama import Llama
 from qkv.models.loading import load
-from qkv.models.model import Model, new_cache
+from qkv.models.model import Model, load_cache, new_cache
 from qkv.models.multihead import CachedMultiHeadAttention, MultiHeadAttention
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "Model",
     "MultiHeadAttention",
     "load",
+    "load_cache",
     "new_cache",
 ]

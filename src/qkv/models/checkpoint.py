@@ -12,13 +12,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
 from qkv.errors import CheckpointError, CheckpointWarning
+
+if TYPE_CHECKING:
+    from qkv.kernels.panels import Form
 
 FLOAT_DTYPES = {
     "F64": np.dtype("<f8"),
@@ -29,6 +33,9 @@ FLOAT_DTYPES = {
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
 """The element types that parameters may have, by their names in a safetensors header."""
+
+EXACT_IN_BFLOAT16 = {"BF16", "F8_E4M3", "F8_E5M2"}
+"""The types that bfloat16 holds every number of. Not float16: it has 11 significant bits, bfloat16 has 8."""
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -45,19 +52,20 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset_bytes: int
 
-    def read(self) -> np.ndarray:
-        """Return the values as a float32 array that is the caller's own."""
+    def read(self, dtype: DTypeLike = np.float32) -> np.ndarray:
+        """Return the values as an array that is the caller's own."""
         # The library hands NumPy no float8, and a copy of its own of what is then widened into another.
-        # From a map of the file the float32 array is the only copy, and the map is let go at once.
+        # From a map of the file the array is the only copy, and the map is let go at once.
         stored = np.memmap(self.file, FLOAT_DTYPES[self.dtype], "r", self.offset_bytes, self.shape)
-        return stored.astype(np.float32, subok=False)
+        return stored.astype(dtype, subok=False)
 
 
 @dataclass(eq=False)
 class Checkpoint:
     """The contents of a model folder, and a record of which tensors have found a use.
 
-    A model family calls `take` for each parameter and `skip` for each known non-parameter, then `finish`.
+    A model family calls `take` or `take_matrix` for each parameter and `skip` for each known non-parameter,
+    then `finish`.
 
     Attributes
     ----------
@@ -69,6 +77,8 @@ class Checkpoint:
         ``generation_config.json`` as it stands; empty if there is none.
     tensors : dict
         Where each tensor lies, by name.
+    form : "float32", "bfloat16", "int8" or None
+        How the model is to keep its matrices; ``None`` = as `take_matrix` gives them.
 
     Examples
     --------
@@ -87,10 +97,11 @@ class Checkpoint:
     config: dict[str, Any]
     generation_config: dict[str, Any]
     tensors: dict[str, StoredTensor] = field(repr=False)
+    form: "Form | None" = None
     _settled: set[str] = field(default_factory=set, init=False, repr=False)  # taken or skipped
 
     @classmethod
-    def open(cls, folder: str | Path) -> Self:
+    def open(cls, folder: str | Path, form: "Form | None" = None) -> Self:
         """Read the configs and the headers of a model folder, but no tensor yet.
 
         Raises
@@ -106,7 +117,7 @@ class Checkpoint:
         config = _read_object(folder / "config.json")
         generation = folder / "generation_config.json"
         generation_config = _read_object(generation) if generation.exists() else {}
-        return cls(folder, config, generation_config, tensors)
+        return cls(folder, config, generation_config, tensors, form)
 
     @property
     def names(self) -> frozenset[str]:
@@ -137,6 +148,23 @@ class Checkpoint:
         CheckpointError
             If there is no such tensor, or its shape or element type is another.
         """
+        return self._settle(name, shape).read()
+
+    def take_matrix(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Read one matrix as bfloat16 where that holds every number of the stored type, else as float32.
+
+        Most of a model is matrices, and reading them is most of what a token takes: so they stay as small
+        as they are stored. What is left to do with them is `qkv.ops.projection.prepare`, in `form`.
+
+        Parameters, Raises
+        ------------------
+        As for `take`.
+        """
+        stored = self._settle(name, shape)
+        return stored.read(ml_dtypes.bfloat16 if stored.dtype in EXACT_IN_BFLOAT16 else np.float32)
+
+    def _settle(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """Find a tensor that is taken now."""
         assert name not in self._settled, f"{name} was taken or skipped before"
         if name not in self.tensors:
             nearest = difflib.get_close_matches(name, self.tensors, n=1) or ["none alike"]
@@ -149,7 +177,7 @@ class Checkpoint:
             expected = f"{name} in one of {', '.join(FLOAT_DTYPES)}"
             raise _fault(stored.file, expected, stored.dtype, "get the model in one of those")
         self._settled.add(name)
-        return stored.read()
+        return stored
 
     def skip(self, *which: str | Callable[[str], bool]) -> None:
         """Leave out tensors that are no parameters, such as mask buffers.

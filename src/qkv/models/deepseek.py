@@ -20,24 +20,12 @@ A token costs ``[c; k_R]`` in each layer, and no value beside it: with the publi
 heads of 128 and 60 layers (V2), 69,120 bytes in float16, where multi-head attention of the same size takes
 2 x 128 x 128 numbers a layer, 3,932,160 bytes, 57 times as many.
 
-The same attention can be computed in two ways:
-
-- `attend_up_projected`: keys and values of every head are made from the latents, then it is attention as
-  always. So the paper has it, and so it is cheapest over a text that is new as a whole. But with a cache
-  every remembered latent is mapped anew at each step, ``latent x (nope + value)`` products per head.
-- `attend_absorbed`: ``q . (W_UK c) = (W_UK^T q) . c``, so the map goes onto the query and scores are taken
-  against the latents themselves: one key head, shared by all query heads, whose values are its own first
-  numbers. The mix of latents that comes out goes through W_UV, once per query and not once per key.
-
-The model runs the absorbed form, with a cache and without: in float32 the two differ in the last bits, and
-a token's logits must not depend on how its context came in. The price, with a rotary part of 64 and the
-sizes above: a pair of query and key takes 1,088 products in place of 320, 3.4 times as many. Against a long
-cached text the absorbed form is still the cheaper one up to 170 new tokens at once, and at a single one
-120 times.
+`qkv.ops.latent` has the two ways to compute this. The model runs the absorbed form, with a cache and without:
+in float32 the two differ in the last bits, and a token's logits must not depend on how its context came in.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,16 +33,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import Cache, Rotation
+from qkv.cache import Cache, Rotation, StepCache
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields
-from qkv.models.llama import ACTIVATIONS, Matrix, take_head
+from qkv.models.llama import ACTIVATIONS, Matrix, take_tables
 from qkv.models.model import fingerprint_of
 from qkv.models.positions import RotaryScheme, rotary_scheme
 from qkv.models.step import Step
 from qkv.ops.embedding import embed
+from qkv.ops.latent import AbsorbedWeights, Attend, attend_absorbed
 from qkv.ops.logits import unembed
 from qkv.ops.mlp import Activation, gated_mlp
 from qkv.ops.norm import rms_norm
@@ -64,8 +53,6 @@ from qkv.shapes import Array, Hidden, Keys, Logits, Queries, TokenIds, Visible
 from qkv.tokens import Tokenizer
 
 Weight = NDArray[np.float32]
-Attend = Callable[[Queries, Keys, Array], Array]
-"""Attention on q, k and v, every other rule of the call settled."""
 
 V2, V3 = "deepseek_v2", "deepseek_v3"
 LATENT_NORM_EPS = 1e-6
@@ -193,92 +180,6 @@ def attention_scale(size: int, rotary: RotaryScheme) -> float:
 
 
 @dataclass(frozen=True)
-class AbsorbedWeights:
-    """W_UK and W_UV of each head, laid out to act on queries and outputs rather than on latents."""
-
-    onto_queries: tuple[Matrix, ...]
-    """H times W_UK^T, (latent, nope)."""
-    onto_outputs: tuple[Matrix, ...]
-    """H times W_UV, (value, latent)."""
-
-    @classmethod
-    def of(cls, w_kv: Weight, H: int, nope_size: int) -> "AbsorbedWeights":
-        """Take ``kv_b_proj`` apart: for each head, nope rows of W_UK and then the rows of W_UV."""
-        heads = w_kv.reshape(H, -1, w_kv.shape[1])
-        return cls(
-            tuple(prepare(head[:nope_size].T) for head in heads),
-            tuple(prepare(head[nope_size:]) for head in heads),
-        )
-
-
-def attend_absorbed(
-    q_nope: Queries, q_rope: Queries, keys: Keys, weights: AbsorbedWeights, attend: Attend
-) -> Array:
-    """Attend to latents: W_UK goes onto the queries before, W_UV onto what was mixed after.
-
-    Parameters
-    ----------
-    q_nope, q_rope : (B, H, T, nope), (B, H, T, rope)
-    keys : (B, 1, S, latent + rope)
-        Latents, each followed by the rotated part of the key.
-    weights : AbsorbedWeights
-    attend : callable
-        From q, k and v to ``(B, H, T, D)`` of the values' D.
-
-    Returns
-    -------
-    (B, H, T, value)
-        As `attend_up_projected`.
-    """
-    latents = keys[..., : keys.shape[-1] - q_rope.shape[-1]]
-    q = np.concatenate([project_heads(q_nope, weights.onto_queries), q_rope], axis=-1)
-    mixed = attend(q, keys, latents)  # B H T latent
-    return project_heads(mixed, weights.onto_outputs)
-
-
-def attend_up_projected(q_nope: Queries, q_rope: Queries, keys: Keys, w_kv: Matrix, attend: Attend) -> Array:
-    """Make every head's keys and values from the latents, then attend: the equations as they stand.
-
-    Parameters
-    ----------
-    q_nope, q_rope, keys, attend
-        As for `attend_absorbed`.
-    w_kv : (H * (nope + value), latent)
-        ``kv_b_proj``: for each head, nope rows of W_UK and then the rows of W_UV.
-
-    Returns
-    -------
-    (B, H, T, value)
-
-    Examples
-    --------
-    Three heads of 7 + 2 numbers, which also set the scale of the absorbed form, and latents of 11:
-
-    >>> from qkv import attend
-    >>> rng, shapes = np.random.default_rng(0), [(1, 3, 5, 7), (1, 3, 5, 2), (1, 1, 5, 11 + 2), (33, 11)]
-    >>> *queries_and_keys, w_kv = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
-    >>> by_heads = attend_up_projected(*queries_and_keys, w_kv, attend)
-    >>> weights = AbsorbedWeights.of(w_kv, H=3, nope_size=7)
-    >>> absorbed = attend_absorbed(*queries_and_keys, weights, partial(attend, scale=9**-0.5))
-    >>> by_heads.shape, np.allclose(absorbed, by_heads, atol=1e-5)
-    ((1, 3, 5, 4), True)
-    """
-    H, nope_size = q_nope.shape[1], q_nope.shape[-1]
-    latents, k_rope = np.split(keys, [keys.shape[-1] - q_rope.shape[-1]], axis=-1)
-    up = split_heads(project(latents[:, 0], w_kv), H)  # B H S nope+value
-    k_nope, v = np.split(up, [nope_size], axis=-1)
-    q = np.concatenate([q_nope, q_rope], axis=-1)
-    k = np.concatenate([k_nope, np.repeat(k_rope, H, axis=1)], axis=-1)
-    return attend(q, k, v)
-
-
-def project_heads(x: Array, weights: tuple[Matrix, ...]) -> Array:
-    """Map each head by a matrix of its own: ``(B, H, T, D)`` to ``(B, H, T, D_out)``."""
-    # Not one `matmul` over all heads, whose bits NumPy lets depend on the number of rows.
-    return np.stack([project(x[:, head], weight) for head, weight in enumerate(weights)], axis=1)
-
-
-@dataclass(frozen=True)
 class DeepSeekLayer:
     """One layer's weights, stored out by in."""
 
@@ -308,7 +209,7 @@ class DeepSeek:
     """A model of the DeepSeek family: weights and the way through them."""
 
     config: DeepSeekConfig
-    embedding: Weight
+    embedding: Matrix
     layers: tuple[DeepSeekLayer, ...]
     final_norm: Weight
     head: Matrix
@@ -340,10 +241,24 @@ class DeepSeek:
         logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
         return logits[0] if np.ndim(ids) == 1 else logits
 
+    def hidden(self, ids: TokenIds, cache: StepCache | None = None) -> Hidden:
+        """Return what the output head reads, ``(T, E)`` or ``(B, T, E)``: see `Model.hidden`."""
+        step = Step.of(ids, cache, None)
+        return step.unpack(self._hidden(step))
+
+    def unembed(self, x: Hidden) -> Logits:
+        """Return the logits ``(..., V)`` that belong to vectors ``(..., E)`` from `hidden`."""
+        return unembed(x, self.head)
+
     @property
     def context_length(self) -> int:
         """How many tokens the model was made for."""
         return self.config.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """V, how many ids there are."""
+        return self.config.V
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -418,13 +333,14 @@ class DeepSeek:
         config = DeepSeekConfig.from_dict(checkpoint.config)
         for index in range(config.L, config.L + config.num_extra_layers):
             checkpoint.skip(partial(_is_of_layer, index))
-        embedding = checkpoint.take("model.embed_tokens.weight", (config.V, config.E))
+        tables = "model.embed_tokens.weight", (config.V, config.E), config.tied
+        embedding, head = take_tables(checkpoint, *tables)
         return cls(
             config,
             embedding,
             layers=tuple(_take_layer(checkpoint, config, index) for index in range(config.L)),
             final_norm=checkpoint.take("model.norm.weight", (config.E,)),
-            head=take_head(checkpoint, embedding, config.tied),
+            head=head,
         )
 
 
@@ -444,10 +360,13 @@ def _take_layer(checkpoint: Checkpoint, config: DeepSeekConfig, index: int) -> D
         return checkpoint.take(name, shape) if when else None
 
     def take_matrix(name: str, width_out: int, width_in: int, when: bool = True) -> Any:
-        return prepare(checkpoint.take(name, (width_out, width_in))) if when else None
+        if not when:
+            return None
+        return prepare(checkpoint.take_matrix(name, (width_out, width_in)), checkpoint.form)
 
     checkpoint.skip(f"{attention}.rotary_emb.inv_freq")  # a buffer old files carry, no parameter
-    w_kv = take(f"{attention}.kv_b_proj.weight", H * (config.nope_size + config.value_size), latent_size)
+    kv_width = H * (config.nope_size + config.value_size)
+    w_kv = checkpoint.take_matrix(f"{attention}.kv_b_proj.weight", (kv_width, latent_size))
     return DeepSeekLayer(
         attention_norm=take(f"{prefix}.input_layernorm.weight", E),
         w_query_latent=take_matrix(f"{attention}.q_a_proj.weight", query_width_in, E, has_query_latent),
@@ -461,7 +380,7 @@ def _take_layer(checkpoint: Checkpoint, config: DeepSeekConfig, index: int) -> D
         w_latent=take_matrix(f"{attention}.kv_a_proj_with_mqa.weight", key_size, E),
         b_latent=take(f"{attention}.kv_a_proj_with_mqa.bias", key_size, when=config.attention_bias),
         latent_norm=take(f"{attention}.kv_a_layernorm.weight", latent_size),
-        absorbed=AbsorbedWeights.of(w_kv, H, config.nope_size),
+        absorbed=AbsorbedWeights.of(w_kv, H, config.nope_size).prepared(checkpoint.form),
         w_o=take_matrix(f"{attention}.o_proj.weight", E, H * config.value_size),
         b_o=take(f"{attention}.o_proj.bias", E, when=config.attention_bias),
         mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", E),

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import Cache, Rotation
+from qkv.cache import Cache, Rotation, StepCache
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, PromptError
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields
-from qkv.models.llama import Matrix, take_head
+from qkv.models.llama import Matrix, take_tables
 from qkv.models.model import fingerprint_of
 from qkv.models.step import Step
 from qkv.ops.embedding import embed
@@ -92,7 +92,7 @@ class GPT2:
     """A GPT-2: weights and the way through them."""
 
     config: GPT2Config
-    embedding: Weight
+    embedding: Matrix
     position_embedding: Weight
     layers: tuple[GPT2Layer, ...]
     final_norm: tuple[Weight, Weight]
@@ -130,10 +130,24 @@ class GPT2:
         logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
         return logits[0] if np.ndim(ids) == 1 else logits
 
+    def hidden(self, ids: TokenIds, cache: StepCache | None = None) -> Hidden:
+        """Return what the output head reads, ``(T, E)`` or ``(B, T, E)``: see `Model.hidden`."""
+        step = Step.of(ids, cache, None)
+        return step.unpack(self._hidden(step))
+
+    def unembed(self, x: Hidden) -> Logits:
+        """Return the logits ``(..., V)`` that belong to vectors ``(..., E)`` from `hidden`."""
+        return unembed(x, self.head)
+
     @property
     def context_length(self) -> int:
         """How many positions the model has learned."""
         return self.config.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """V, how many ids there are."""
+        return self.config.V
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -148,7 +162,7 @@ class GPT2:
     @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        return fingerprint_of(self.config, self.embedding, self.final_norm)
+        return fingerprint_of(self.config, self.embedding, *self.final_norm)
 
     def _hidden(self, step: Step) -> Hidden:
         if step.longest > self.context_length:
@@ -186,14 +200,15 @@ class GPT2:
         config = GPT2Config.from_dict(checkpoint.config)
         # OpenAI's own files name tensors without the prefix that Hugging Face saves with.
         prefix = "transformer." if checkpoint.holds("transformer.wte.weight") else ""
-        embedding = checkpoint.take(f"{prefix}wte.weight", (config.V, config.E))
+        tables = f"{prefix}wte.weight", (config.V, config.E), config.tied
+        embedding, head = take_tables(checkpoint, *tables)
         return cls(
             config,
             embedding,
             checkpoint.take(f"{prefix}wpe.weight", (config.context_length, config.E)),
             layers=tuple(_take_layer(checkpoint, config, f"{prefix}h.{i}") for i in range(config.L)),
             final_norm=_take_norm(checkpoint, f"{prefix}ln_f", config.E),
-            head=take_head(checkpoint, embedding, config.tied),
+            head=head,
         )
 
 
@@ -212,8 +227,8 @@ def _take_layer(checkpoint: Checkpoint, config: GPT2Config, prefix: str) -> GPT2
 
 def _take_linear(checkpoint: Checkpoint, name: str, width_in: int, width_out: int) -> tuple[Matrix, Weight]:
     """Return weight and bias; GPT-2's files store the weight in by out, the transpose of ours."""
-    weight = checkpoint.take(f"{name}.weight", (width_in, width_out))
-    return prepare(weight.T), checkpoint.take(f"{name}.bias", (width_out,))
+    weight = checkpoint.take_matrix(f"{name}.weight", (width_in, width_out))
+    return prepare(weight.T, checkpoint.form), checkpoint.take(f"{name}.bias", (width_out,))
 
 
 def _take_norm(checkpoint: Checkpoint, name: str, width: int) -> tuple[Weight, Weight]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import Cache, Rotation
+from qkv.cache import Cache, Rotation, StepCache
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, CheckpointWarning
 from qkv.models.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ from qkv.tokens import Tokenizer
 
 Weight = NDArray[np.float32]
 Matrix = Any
-"""An array, or a weight laid out for the kernels: only `project` looks inside."""
+"""An array, or a weight laid out for the kernels: only `project` and `embed` look inside."""
 
 ACTIVATIONS: Mapping[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": gelu_tanh}
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -155,7 +155,7 @@ class Llama:
     """A model of the Llama family: weights and the way through them."""
 
     config: LlamaConfig
-    embedding: Weight
+    embedding: Matrix
     layers: tuple[LlamaLayer, ...]
     final_norm: Weight
     head: Matrix
@@ -187,10 +187,24 @@ class Llama:
         logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
         return logits[0] if np.ndim(ids) == 1 else logits
 
+    def hidden(self, ids: TokenIds, cache: StepCache | None = None) -> Hidden:
+        """Return what the output head reads, ``(T, E)`` or ``(B, T, E)``: see `Model.hidden`."""
+        step = Step.of(ids, cache, None)
+        return step.unpack(self._hidden(step))
+
+    def unembed(self, x: Hidden) -> Logits:
+        """Return the logits ``(..., V)`` that belong to vectors ``(..., E)`` from `hidden`."""
+        return unembed(x, self.head)
+
     @property
     def context_length(self) -> int:
         """How many tokens the model was made for."""
         return self.config.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """V, how many ids there are."""
+        return self.config.V
 
     @property
     def cache_shape(self) -> CacheShape:
@@ -245,29 +259,35 @@ class Llama:
             If a tensor is missing or has another shape than the config says.
         """
         config = LlamaConfig.from_dict(checkpoint.config)
-        embedding = checkpoint.take("model.embed_tokens.weight", (config.V, config.E))
+        tables = "model.embed_tokens.weight", (config.V, config.E), config.tied
+        embedding, head = take_tables(checkpoint, *tables)
         return cls(
             config,
             embedding,
             layers=tuple(_take_layer(checkpoint, config, index) for index in range(config.L)),
             final_norm=checkpoint.take("model.norm.weight", (config.E,)),
-            head=take_head(checkpoint, embedding, config.tied),
+            head=head,
         )
 
 
-def take_head(checkpoint: Checkpoint, embedding: Weight, tied: bool) -> Matrix:
-    """Return the output head: the embedding table where they are tied, else ``lm_head.weight``."""
+def take_tables(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], tied: bool
+) -> tuple[Matrix, Matrix]:
+    """Return embedding table and output head: where they are tied one and the same, held once."""
+    table = checkpoint.take_matrix(name, shape)
+    embedding = prepare(table, checkpoint.form)
+    if tied and not checkpoint.holds("lm_head.weight"):
+        return embedding, embedding
+    head = checkpoint.take_matrix("lm_head.weight", shape)
     if not tied:
-        return prepare(checkpoint.take("lm_head.weight", embedding.shape))
-    if checkpoint.holds("lm_head.weight"):
-        stored = checkpoint.take("lm_head.weight", embedding.shape)
-        if not np.array_equal(stored, embedding):
-            warnings.warn(
-                "lm_head.weight differs from the embedding that config.json ties it to, and is not used",
-                CheckpointWarning,
-                stacklevel=2,
-            )
-    return prepare(embedding)
+        return embedding, prepare(head, checkpoint.form)
+    if not np.array_equal(head, table):
+        warnings.warn(
+            "lm_head.weight differs from the embedding that config.json ties it to, and is not used",
+            CheckpointWarning,
+            stacklevel=2,
+        )
+    return embedding, embedding
 
 
 def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> LlamaLayer:
@@ -279,7 +299,7 @@ def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> Llam
         return checkpoint.take(name, shape) if when else None
 
     def take_matrix(name: str, width_out: int, width_in: int) -> Any:
-        return prepare(checkpoint.take(name, (width_out, width_in)))
+        return prepare(checkpoint.take_matrix(name, (width_out, width_in)), checkpoint.form)
 
     checkpoint.skip(f"{attention}.rotary_emb.inv_freq")  # a buffer old files carry, no parameter
     return LlamaLayer(

@@ -11,6 +11,7 @@ from qkv.models.config import ConfigFields
 from qkv.models.deepseek import DeepSeek
 from qkv.models.gpt2 import GPT2
 from qkv.models.llama import Llama
+from qkv.models.weights import Weights, form_of
 from qkv.tokens import Tokenizer
 
 FAMILIES: Mapping[str, type[Llama] | type[GPT2] | type[DeepSeek]] = {
@@ -24,15 +25,20 @@ FAMILIES: Mapping[str, type[Llama] | type[GPT2] | type[DeepSeek]] = {
 }
 """Which class reads which ``model_type``."""
 
+SCALE_ENDINGS = ("_scale_inv", ".weight_scale")
+"""Of the names of scales beside weights that are stored as codes: DeepSeek's, and those of other tools."""
 
-def load(folder: str | Path) -> Llama | GPT2 | DeepSeek:
+
+def load(folder: str | Path, weights: Weights = "as stored") -> Llama | GPT2 | DeepSeek:
     """Load a model in the Hugging Face layout.
 
     Parameters
     ----------
     folder : str or Path
         Holds config.json, safetensors (one file or shards with an index), and for text a
-        tokenizer.json. float32, float16 and bfloat16 weights are read, and run in float32.
+        tokenizer.json. float32, float16 and bfloat16 weights are read; quantised ones are refused.
+    weights : "as stored", "float32", "bf16" or "int8"
+        How matrices are kept in memory: `qkv.models.weights` has the table. Results are float32 always.
 
     Returns
     -------
@@ -43,6 +49,8 @@ def load(folder: str | Path) -> Llama | GPT2 | DeepSeek:
     ------
     CheckpointError
         If the folder is missing, damaged, or of an unknown kind; the message names the file.
+    OptionError
+        If there is no such form of weights, or weights that are not finite are to be int8.
 
     Warns
     -----
@@ -56,8 +64,9 @@ def load(folder: str | Path) -> Llama | GPT2 | DeepSeek:
         model = qkv.load("SmolLM2-135M")
         model.logits([1, 2, 3]).shape
     """
-    checkpoint = Checkpoint.open(folder)
+    checkpoint = Checkpoint.open(folder, form_of(weights))
     family = family_of(checkpoint.config)
+    check_unscaled(checkpoint)
     model = family.from_checkpoint(checkpoint)
     checkpoint.finish()
     has_tokenizer = (checkpoint.folder / "tokenizer.json").exists()
@@ -78,6 +87,25 @@ def family_of(config: Mapping[str, Any]) -> type[Llama] | type[GPT2] | type[Deep
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"config.json: model_type {kind!r} is not one qkv runs: {known}")
     return FAMILIES[kind]
+
+
+def check_unscaled(checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` if weights are codes that are nothing without their scales.
+
+    FP8 codes are floats too: taken for the weights themselves, they would make another model.
+    """
+    quantization = ConfigFields(checkpoint.config).section("quantization_config")
+    scales = sorted(name for name in checkpoint.names if name.endswith(SCALE_ENDINGS))
+    found = []
+    if quantization:
+        found.append(f"a quantization_config in config.json ({quantization.get('quant_method', 'unnamed')})")
+    if scales:
+        found.append(f"{len(scales)} tensors of scales, such as {scales[0]}")
+    if found:
+        raise CheckpointError(
+            f"{checkpoint.folder}: expected weights stored as they are, got {' and '.join(found)}; "
+            "get the model in float32, float16 or bfloat16"
+        )
 
 
 def end_ids_of(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:

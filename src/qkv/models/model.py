@@ -1,13 +1,17 @@
 """What every model family offers, whatever is inside."""
 
 import hashlib
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from qkv.cache import Cache, PagedCache, PagePool, Policy, Rotation
+from qkv.cache import Cache, PagedCache, PagePool, Policy, Rotation, StepCache
 from qkv.cache.contiguous import CacheShape
-from qkv.shapes import Array, Logits, TokenIds, Visible
+from qkv.ops.projection import is_packed
+from qkv.shapes import Array, Hidden, Logits, TokenIds, Visible
 from qkv.tokens import Tokenizer
 
 
@@ -27,6 +31,11 @@ class Model(Protocol):
     @property
     def context_length(self) -> int:
         """How many tokens the model was made for."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V, how many ids there are."""
         ...
 
     @property
@@ -50,6 +59,14 @@ class Model(Protocol):
 
     def next_logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
         """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
+        ...
+
+    def hidden(self, ids: TokenIds, cache: StepCache | None = None) -> Hidden:
+        """Return what the output head reads, ``(T, E)`` or ``(B, T, E)``, for whoever needs few logits."""
+        ...
+
+    def unembed(self, x: Hidden) -> Logits:
+        """Return the logits ``(..., V)`` that belong to vectors ``(..., E)`` from `hidden`."""
         ...
 
 
@@ -89,12 +106,62 @@ def new_cache(
     )
 
 
+def load_cache(model: Model, path: str | Path, *, pool: PagePool | None = None) -> PagedCache:
+    """Return a KV cache as `PagedCache.save` left it: it goes on where it was, with the same bits.
+
+    Parameters
+    ----------
+    model : Model
+        The one that the cache was of.
+    path : str or Path
+    pool : PagePool, optional
+        Where its pages come from; one of its own when left out.
+
+    Returns
+    -------
+    PagedCache
+        Of the policy and with the sequences that were saved.
+
+    Raises
+    ------
+    CacheFileError
+        If the file is missing, damaged, no saved cache, or one of another model.
+    CacheFull
+        If it does not fit into the pool's budget; then the pool is as it was.
+
+    Examples
+    --------
+    ::
+
+        cache.save("chat.safetensors")
+        cache = qkv.load_cache(model, "chat.safetensors")
+    """
+    return PagedCache.load(
+        path, model.cache_shape, pool=pool, rotation=model.rotation, fingerprint=model.fingerprint
+    )
+
+
 def fingerprint_of(config: object, *weights: Array) -> str:
     """Return a short text that differs for models of another config or with other weights.
 
-    Looks at the first numbers of each weight given.
+    It is the same in every process. Looks at the first numbers of each weight given.
     """
-    digest = hashlib.sha256(repr(config).encode())
+    digest = hashlib.sha256(_described(config).encode())
     for weight in weights:
-        digest.update(np.ascontiguousarray(weight.reshape(-1)[:4096]).tobytes())
+        digest.update(_first_numbers(weight).tobytes())
     return digest.hexdigest()[:32]
+
+
+def _first_numbers(weight: Array) -> NDArray[np.float32]:
+    """Return up to 4096 numbers of a weight, the same whether it is laid out for the kernels or not."""
+    if is_packed(weight):
+        weight = weight.rows(np.arange(min(weight.shape[0], -(-4096 // weight.shape[1]))))
+    return np.ascontiguousarray(weight.reshape(-1)[:4096], np.float32)
+
+
+def _described(value: object) -> str:
+    """Return a config as text; a function in it by its name, for its address is another each time."""
+    if is_dataclass(value):
+        parts = (f"{field.name}={_described(getattr(value, field.name))}" for field in fields(value))
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return getattr(value, "__qualname__", None) or repr(value)

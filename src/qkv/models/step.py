@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import Cache
+from qkv.cache import StepCache
 from qkv.errors import PromptError, ShapeError
 from qkv.ops import attend
 from qkv.shapes import Array, Keys, Queries, TokenIds, Values, Visible
@@ -27,18 +27,18 @@ class Step:
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     lengths: list[int] | None
-    cache: Cache | None
+    cache: StepCache | None
     _order: NDArray[np.int64] | None
     _single: bool
 
     @classmethod
-    def of(cls, ids: TokenIds, cache: Cache | None, mask: Visible | None) -> "Step":
+    def of(cls, ids: TokenIds, cache: StepCache | None, mask: Visible | None) -> "Step":
         """Check the ids and give each its position: behind what the cache already holds.
 
         Parameters
         ----------
         ids : (T,) or (B, T) integers
-        cache : Cache, optional
+        cache : StepCache, optional
         mask : (B, T) bool, optional
             ``True`` = a real token; padding may stand on the left or on the right.
 
@@ -54,8 +54,7 @@ class Step:
         ids = ids[None] if single else ids
         _check_ids(ids, cache, mask)
         B, T = ids.shape
-        starts = np.zeros(B, np.int64) if cache is None else np.asarray(cache.next_positions)
-        positions = starts[:, None] + np.arange(T)
+        positions = np.broadcast_to(np.arange(T), (B, T)) if cache is None else cache.positions(T)
         if mask is None or np.all(mask):
             return cls(ids, positions, None, cache, None, single)
         order = np.argsort(~np.asarray(mask), axis=1, kind="stable")
@@ -96,7 +95,7 @@ class Step:
         return np.take_along_axis(x, rows, axis=1)
 
 
-def _check_ids(ids: NDArray, cache: Cache | None, mask: Visible | None) -> None:
+def _check_ids(ids: NDArray, cache: StepCache | None, mask: Visible | None) -> None:
     if ids.ndim != 2 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise ShapeError(f"ids must be (T,) or (B, T) integers, not {ids.shape} of {ids.dtype}")
     if ids.size == 0:

@@ -2,6 +2,7 @@
 
 from qkv.errors import ShapeError
 from qkv.ops.arrays import array_namespace
+from qkv.ops.projection import is_packed
 from qkv.shapes import Array, Hidden, TokenIds
 
 
@@ -13,6 +14,7 @@ def embed(ids: TokenIds, table: Array) -> Hidden:
     ids : (..., T) integers
         Each from 0 to V - 1; a negative id is an error, not a row from the end.
     table : (V, E)
+        An array, or what `prepare` made of one: then the rows are float32, whatever it keeps them in.
 
     Returns
     -------
@@ -29,7 +31,7 @@ def embed(ids: TokenIds, table: Array) -> Hidden:
     >>> embed(np.array([2, 0]), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).tolist()
     [[5.0, 6.0], [1.0, 2.0]]
     """
-    xp = array_namespace(ids, table)
+    xp = array_namespace(ids) if is_packed(table) else array_namespace(ids, table)
     V, E = table.shape
     flat = xp.reshape(ids, (-1,))
     if flat.shape[0] and not (int(xp.min(flat)) >= 0 and int(xp.max(flat)) < V):
@@ -37,4 +39,5 @@ def embed(ids: TokenIds, table: Array) -> Hidden:
             f"ids must be from 0 to {V - 1}, the rows of the table, "
             f"but range from {int(xp.min(flat))} to {int(xp.max(flat))}"
         )
-    return xp.reshape(xp.take(table, flat, axis=0), (*ids.shape, E))
+    rows = table.rows(flat) if is_packed(table) else xp.take(table, flat, axis=0)
+    return xp.reshape(rows, (*ids.shape, E))

@@ -1,7 +1,14 @@
 """From a token's last vector to one number per vocabulary entry."""
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.errors import NumericError
 from qkv.ops.projection import project
 from qkv.shapes import Array, Hidden, Logits
+
+Row = NDArray[np.float64]
+"""(V,) logits; ``-inf`` = may not be chosen."""
 
 
 def unembed(x: Hidden, head: Array) -> Logits:
@@ -19,8 +26,29 @@ def unembed(x: Hidden, head: Array) -> Logits:
 
     Examples
     --------
-    >>> import numpy as np
     >>> unembed(np.array([2.0, 3.0]), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()
     [2.0, 3.0, 5.0]
     """
     return project(x, head)
+
+
+def logit_row(logits: NDArray) -> Row:
+    """Return V logits of any float type in float64, once they have proved to be numbers.
+
+    Raises
+    ------
+    NumericError
+        If a logit is NaN or infinitely high, or all are infinitely low.
+
+    Examples
+    --------
+    >>> logit_row(np.array([1.5, -np.inf], np.float16)).tolist()
+    [1.5, -inf]
+    """
+    row = np.ascontiguousarray(logits, np.float64)
+    if not np.isfinite(row.max()):  # one NaN makes the maximum NaN
+        raise NumericError(
+            "a logit is NaN or infinitely high, or all are infinitely low, so no token can be chosen; "
+            "check the model's weights"
+        )
+    return row

@@ -1,10 +1,13 @@
 """Linear maps, and the fold of a wide vector into heads and back."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qkv.ops.arrays import array_namespace
+from qkv.ops.arrays import array_namespace, dtype_name, widen
 from qkv.ops.backend import is_compiled
 from qkv.shapes import Array, Hidden
+
+if TYPE_CHECKING:
+    from qkv.kernels.panels import Form
 
 
 def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
@@ -36,30 +39,36 @@ def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
     return mapped if bias is None else mapped + bias
 
 
-def prepare(weight: Array) -> Any:
+def prepare(weight: Array, form: "Form | None" = None) -> Any:
     """Lay a weight out as the kernels read it, where they are in use; it is then only for `project`.
 
     Parameters
     ----------
-    weight : (E_out, E_in) float32
+    weight : (E_out, E_in) float32 or bfloat16
+    form : "float32", "bfloat16" or "int8", optional
+        How to keep it: `qkv.kernels.panels.pack` says what is lost. In its own type when left out.
 
     Returns
     -------
     PackedWeight or (E_out, E_in)
+        Without the kernels the very numbers that are kept, in float32.
 
     Examples
     --------
     >>> import numpy as np
     >>> from qkv import use_backend
     >>> with use_backend("numpy"):
-    ...     is_packed(prepare(np.ones((3, 2), np.float32)))
-    False
+    ...     prepare(np.array([[127.0, -63.6, 0.4]], np.float32), "int8").tolist()
+    [[127.0, -64.0, 0.0]]
     """
-    if not is_compiled():
-        return weight
+    own = "bfloat16" if dtype_name(weight) == "bfloat16" else "float32"
+    form = form or own
+    if not is_compiled() and form in (own, "float32"):
+        return widen(weight, "weight")
     from qkv.kernels.panels import pack
 
-    return pack(weight)
+    packed = pack(weight, form)
+    return packed if is_compiled() else packed.unpack()
 
 
 def is_packed(weight: Any) -> bool:

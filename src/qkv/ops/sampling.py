@@ -1,23 +1,35 @@
-"""From logits to the next token: a few filters in a fixed order, then one draw.
+"""From logits to the next token: a few rules in a fixed order, then one draw.
 
-Repetition penalty, temperature, top-k, top-p, min-p, draw. All of it in float64 on NumPy, one
-row of V logits at a time, so that the choice does not depend on the type the model ran in.
+Penalties for repetition, presence and frequency, bias, what is ruled out (`qkv.ops.penalties`); temperature;
+top-k, top-p, min-p (`qkv.ops.filters`); draw. All of it in float64 on NumPy, one row of V logits at a time,
+so that the choice does not depend on the type the model ran in, nor on what else runs beside it.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.errors import NumericError, OptionError
+from qkv.errors import OptionError
+from qkv.ops.filters import keep_min_p, keep_top_k, keep_top_p, possible_ids
+from qkv.ops.logits import Row, logit_row
+from qkv.ops.penalties import (
+    add_bias,
+    completing_ids,
+    penalise_presence_and_frequency,
+    penalise_repetition,
+    rule_out,
+)
 from qkv.ops.weights import softmax
-
-Row = NDArray[np.float64]
-"""(V,) logits; ``-inf`` = may not be chosen."""
 
 GREEDY_BELOW_TEMPERATURE = 1e-5
 """Dividing by less would only overflow on the way to the same choice."""
+
+LARGEST = 1e9
+"""Of what is added to or divides a logit: more has no other effect, until it overflows."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +47,22 @@ class Sampling:
     min_p : float
         Keep tokens at least ``min_p`` times as likely as the most likely one.
     repetition_penalty : float
-        Makes tokens already seen less likely; 1 changes nothing.
+        Makes tokens of prompt and text less likely, by a factor; 1 changes nothing.
     seed : int, optional
         Makes the draws reproducible; without one every run differs.
+    presence_penalty : float
+        Is taken off the logit of every generated token.
+    frequency_penalty : float
+        Is taken off it for each time that the token was generated.
+    logit_bias : mapping of int to float
+        Is added to the logits of these tokens.
+    bad_words : sequence of sequences of int
+        Sequences of token ids that the text must not complete, wherever they began.
+    min_tokens : int
+        So many tokens are generated before one may end the text.
+    logprobs : int, optional
+        How many of the most likely tokens to report beside each chosen one, from the raw logits; 0
+        reports the chosen one alone, ``None`` nothing.
 
     Raises
     ------
@@ -48,6 +73,8 @@ class Sampling:
     --------
     >>> Sampling(temperature=0.8, top_p=0.95, seed=7).top_k is None
     True
+    >>> Sampling(bad_words=[[5], [7, 11]]).bad_words
+    ((5,), (7, 11))
     """
 
     temperature: float = 0.0
@@ -56,28 +83,82 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    _: KW_ONLY
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    bad_words: Sequence[Sequence[int]] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature < np.inf, "temperature must be 0 (greedy) or more", self.temperature)
-        counts = self.top_k is None or (isinstance(self.top_k, int | np.integer) and self.top_k >= 1)
-        _require(counts, "top_k must be a whole number of at least 1, or None", self.top_k)
-        _require(0 <= self.top_p <= 1, "top_p must be from 0 to 1", self.top_p)
-        _require(0 <= self.min_p <= 1, "min_p must be from 0 to 1", self.min_p)
-        _require(self.repetition_penalty > 0, "repetition_penalty must be positive", self.repetition_penalty)
-        _require(self.seed is None or self.seed >= 0, "seed must be 0 or more", self.seed)
+        hot = _is_number(self.temperature) and self.temperature >= 0
+        _require(hot, "temperature must be 0 (greedy) or more", self.temperature)
+        self._require_between(0, 1, "top_p", "min_p")
+        self._require_between(1 / LARGEST, LARGEST, "repetition_penalty")
+        self._require_between(-LARGEST, LARGEST, "presence_penalty", "frequency_penalty")
+        self._require_whole(1, "top_k", optional=True)
+        self._require_whole(0, "seed", "logprobs", optional=True)
+        self._require_whole(0, "min_tokens")
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        object.__setattr__(self, "bad_words", _checked_words(self.bad_words))
+
+    def _require_between(self, low: float, high: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            holds = _is_number(value) and low <= value <= high
+            _require(holds, f"{name} must be from {low:g} to {high:g}", value)
+
+    def _require_whole(self, least: int, *names: str, optional: bool = False) -> None:
+        for name in names:
+            value = getattr(self, name)
+            holds = _is_whole(value, least) or (optional and value is None)
+            or_none = ", or None" if optional else ""
+            _require(holds, f"{name} must be a whole number of at least {least}{or_none}", value)
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature < GREEDY_BELOW_TEMPERATURE
 
-    def generator(self) -> np.random.Generator:
-        """Return the random generator of one run."""
-        return np.random.default_rng(self.seed)
+    def generator(self, index: int = 0) -> np.random.Generator:
+        """Return the random generator of one run, or of one of several from the same prompt.
+
+        Parameters
+        ----------
+        index : int
+            Which of the runs. Each draws its own numbers, and where there is a seed the same ones again.
+
+        Examples
+        --------
+        >>> first, again, second = (Sampling(seed=7).generator(index).random() for index in (0, 0, 1))
+        >>> first == again, first == second
+        (True, False)
+        """
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(index,)))
+
+    def check_ids(self, V: int) -> None:
+        """Raise `OptionError` if ``logit_bias`` or ``bad_words`` name a token that a model does not have.
+
+        Examples
+        --------
+        >>> Sampling(logit_bias={5: 1.0, 101: 2.0}).check_ids(V=101)
+        Traceback (most recent call last):
+        qkv.errors.OptionError: logit_bias must name token ids from 0 to 100, not 101
+        """
+        for name, ids in (("logit_bias", self.logit_bias), ("bad_words", chain(*self.bad_words))):
+            highest = max(ids, default=-1)
+            _require(highest < V, f"{name} must name token ids from 0 to {V - 1}", highest)
 
 
 def sample(
-    logits: NDArray, sampling: Sampling, generator: np.random.Generator, seen_ids: Iterable[int] = ()
+    logits: NDArray,
+    sampling: Sampling,
+    generator: np.random.Generator,
+    seen_ids: Iterable[int] = (),
+    *,
+    num_new: int = 0,
+    end_ids: Collection[int] = (),
 ) -> int:
     """Choose the next token.
 
@@ -87,9 +168,13 @@ def sample(
         Of any float type.
     sampling : Sampling
     generator : numpy.random.Generator
-        Gives one number per draw; greedy choice takes none.
+        Gives one number per draw, whatever is drawn from; greedy choice takes none.
     seen_ids : iterable of int
-        Prompt and generated tokens so far, for the repetition penalty.
+        Prompt and generated tokens so far.
+    num_new : int
+        How many of them, at the end, were generated.
+    end_ids : collection of int
+        Those that end this text, which ``min_tokens`` puts off.
 
     Returns
     -------
@@ -99,91 +184,41 @@ def sample(
     Raises
     ------
     NumericError
-        If a logit is NaN or infinitely high.
+        If a logit is NaN or infinitely high, or all are infinitely low.
+    OptionError
+        If a bias or a bad word is about no token, or no token is left.
 
     Examples
     --------
     >>> sample(np.array([0.0, 2.0, 1.0]), Sampling(), np.random.default_rng(0))
     1
     """
-    row = np.asarray(logits, np.float64)
-    if not np.all(row < np.inf):
-        raise NumericError(
-            "a logit is NaN or infinitely high, so no token can be chosen; check the model's weights"
-        )
-    row = penalise_repetition(row, seen_ids, sampling.repetition_penalty)
+    row = adjust(logit_row(logits), sampling, list(seen_ids), num_new, end_ids)
     if sampling.is_greedy:
         return int(np.argmax(row))
-    row = row / sampling.temperature
+    row = narrow_down(row / sampling.temperature, sampling)
+    possible = possible_ids(row)
+    return int(possible[draw(softmax(row[possible]), generator)])
+
+
+def adjust(
+    logits: Row, sampling: Sampling, seen_ids: Sequence[int], num_new: int, end_ids: Collection[int]
+) -> Row:
+    """Apply what makes a token more or less likely by itself: penalties, bias, and what is ruled out."""
+    sampling.check_ids(len(logits))
+    row = penalise_repetition(logits, seen_ids, sampling.repetition_penalty)
+    new_ids = seen_ids[len(seen_ids) - num_new :]
+    row = penalise_presence_and_frequency(row, new_ids, sampling.presence_penalty, sampling.frequency_penalty)
+    row = add_bias(row, sampling.logit_bias)
+    too_early = end_ids if num_new < sampling.min_tokens else ()
+    return rule_out(row, {*completing_ids(sampling.bad_words, seen_ids), *too_early})
+
+
+def narrow_down(logits: Row, sampling: Sampling) -> Row:
+    """Apply what keeps only likely tokens: top-k, then top-p of what it left, then min-p."""
     if sampling.top_k is not None:
-        row = keep_top_k(row, sampling.top_k)
-    row = keep_top_p(row, sampling.top_p)
-    row = keep_min_p(row, sampling.min_p)
-    return draw(softmax(row), generator)
-
-
-def penalise_repetition(logits: Row, seen_ids: Iterable[int], penalty: float) -> Row:
-    """Make every token seen before less likely, once, however often it was seen.
-
-    A positive logit is divided, a negative one multiplied, so that both go down
-    (Keskar et al. 2019, section 4.1, with the sign put right).
-
-    Examples
-    --------
-    >>> penalise_repetition(np.array([2.0, -1.0, 0.5]), [0, 1, 1], 1.5).round(4).tolist()
-    [1.3333, -1.5, 0.5]
-    """
-    if penalty == 1.0:
-        return logits
-    seen = np.array(sorted(set(seen_ids)), dtype=np.int64)
-    penalised = logits.copy()
-    penalised[seen] = np.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-    return penalised
-
-
-def keep_top_k(logits: Row, k: int) -> Row:
-    """Keep the k largest logits; of equal ones the lower ids.
-
-    Examples
-    --------
-    >>> keep_top_k(np.array([1.0, 3.0, 3.0, 2.0]), 2).tolist()
-    [-inf, 3.0, 3.0, -inf]
-    """
-    return _keep(logits, _by_likelihood(logits)[:k])
-
-
-def keep_top_p(logits: Row, p: float) -> Row:
-    """Keep the smallest set of most likely tokens whose probabilities add up to at least p.
-
-    The token that crosses p is kept, so at least one always is (Holtzman et al. 2020).
-
-    Examples
-    --------
-    >>> keep_top_p(np.log(np.array([0.5, 0.3, 0.15, 0.05])), 0.6).round(2).tolist()
-    [-0.69, -1.2, -inf, -inf]
-    """
-    if p >= 1:
-        return logits
-    order = _by_likelihood(logits)
-    probabilities = softmax(logits)[order]
-    # What is already covered before each token; a hair is forgiven so that 0.5 + 0.3 covers 0.8.
-    covered = np.cumsum(probabilities) - probabilities
-    kept = covered < p - 1e-12
-    kept[0] = True
-    return _keep(logits, order[kept])
-
-
-def keep_min_p(logits: Row, min_p: float) -> Row:
-    """Keep tokens at least ``min_p`` times as likely as the most likely one.
-
-    Examples
-    --------
-    >>> keep_min_p(np.log(np.array([0.5, 0.3, 0.2])), 0.5).round(2).tolist()
-    [-0.69, -1.2, -inf]
-    """
-    if min_p == 0:
-        return logits
-    return np.where(logits >= logits.max() + np.log(min_p) - 1e-12, logits, -np.inf)
+        logits = keep_top_k(logits, sampling.top_k)
+    return keep_min_p(keep_top_p(logits, sampling.top_p), sampling.min_p)
 
 
 def draw(probabilities: Row, generator: np.random.Generator) -> int:
@@ -198,14 +233,29 @@ def draw(probabilities: Row, generator: np.random.Generator) -> int:
     return int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
 
 
-def _by_likelihood(logits: Row) -> NDArray[np.int64]:
-    return np.argsort(-logits, kind="stable")
+def _checked_bias(bias: Any) -> dict[int, float]:
+    rule = f"logit_bias must map token ids to numbers from -{LARGEST:g} to {LARGEST:g}"
+    _require(isinstance(bias, Mapping), rule, bias)
+    added = all(_is_number(value) and abs(value) <= LARGEST for value in bias.values())
+    _require(added and all(_is_whole(token_id) for token_id in bias), rule, bias)
+    return {int(token_id): float(value) for token_id, value in bias.items()}
 
 
-def _keep(logits: Row, ids: NDArray[np.int64]) -> Row:
-    kept = np.full_like(logits, -np.inf)
-    kept[ids] = logits[ids]
-    return kept
+def _checked_words(words: Any) -> tuple[tuple[int, ...], ...]:
+    rule = "bad_words must be sequences of at least one token id, such as [[5], [7, 11]]"
+    sequences = isinstance(words, Collection) and all(isinstance(word, Collection) for word in words)
+    _require(sequences, rule, words)
+    _require(all(len(word) > 0 and all(_is_whole(one) for one in word) for word in words), rule, words)
+    return tuple(tuple(int(token_id) for token_id in word) for word in words)
+
+
+def _is_number(value: Any) -> bool:
+    numeric = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return numeric and bool(-np.inf < value < np.inf)
+
+
+def _is_whole(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
 def _require(holds: bool, rule: str, value: object) -> None:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from qkv.errors import PlanError
 from qkv.planner.budget import too_large
 from qkv.planner.catalogue import catalogue
-from qkv.planner.estimate import Plan, plan
+from qkv.planner.estimate import plan
 from qkv.planner.layers import ModelMemory
 from qkv.planner.machine import machine_memory
+from qkv.planner.result import Plan
 from qkv.planner.sources import Source, find_model
 from qkv.planner.units import parse_bytes, show_bytes
 

@@ -15,6 +15,9 @@ from qkv.planner.reading import Reading
 from qkv.planner.recurrence import STATES
 from qkv.planner.section import family_of, language_section
 
+OTHER_PARTS = ("vision_config", "audio_config", "vision_tower")
+"""Sections of models that see or hear."""
+
 LONGEST_ERROR = 300
 """Characters; a field may hold a text of any length."""
 
@@ -57,6 +60,8 @@ def read_model(config: Mapping[str, Any], name: str = "") -> ModelMemory:
             f"{section['model_type']!r} is not a model type known here: every layer is counted in full, "
             "with the most key heads and the largest head size the file names"
         )
+    if any(part in config for part in OTHER_PARTS):
+        reading.note("weights are those of the language model; pictures or sound come on top")
     try:
         return _described(reading, name or section["model_type"])
     except CheckpointError as error:
@@ -72,7 +77,6 @@ def _described(reading: Reading, name: str) -> ModelMemory:
         states=states,
         max_context=_max_context(reading),
         num_query_heads=_size(reading, "num_attention_heads"),
-        head_dim=max((layer.key_dim for layer in layers), default=0),
         activation_numbers=_activation_numbers(reading, layers),
         vocab_size=_size(reading, "vocab_size"),
     )

@@ -118,8 +118,8 @@ class ModelMemory:
         Layers with a state of fixed size.
     max_context : int, optional
         Tokens the model was made for, where that is known.
-    num_query_heads, head_dim : int
-        H and D, for the arithmetic of attention.
+    num_query_heads : int
+        H, for the arithmetic of attention.
     activation_numbers : int
         Numbers alive per token while a layer runs.
     vocab_size : int
@@ -145,7 +145,6 @@ class ModelMemory:
     states: tuple[StateGroup, ...] = ()
     max_context: int | None = None
     num_query_heads: int = 0
-    head_dim: int = 0
     activation_numbers: int = 0
     vocab_size: int = 0
     num_parameters: int | None = None

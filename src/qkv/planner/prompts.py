@@ -64,7 +64,7 @@ def _part(message: Any) -> tuple[str, str]:
         case {"role": str(role), "content": list(pieces)}:
             texts = [piece["text"] for piece in pieces if _is_text(piece)]
             return role, "".join(texts)
-        case {"role": str(role), "content": None} | {"role": str(role)}:
+        case {"role": str(role)} if message.get("content") is None:  # a call of a tool
             return role, ""
     raise PromptError("a message has a role and a content, which is text or a list of pieces")
 

@@ -15,6 +15,9 @@ LARGEST = {
     "num_key_value_heads": 100_000,
     "max_position_embeddings": 2**40,
 }
+LONGEST_TYPE = 80
+"""Characters of a model type."""
+
 LARGEST_SIZE = 2**28
 """No width, head size or rank comes near this."""
 
@@ -91,6 +94,8 @@ def _type_of(config: Mapping[str, Any], model_type: str | None) -> str:
             "config.json lacks model_type, which says how its layers keep keys and values; "
             "add it, such as llama or qwen2"
         )
+    if len(model_type) > LONGEST_TYPE:
+        raise PlanError(f"config.json: model_type is a name, not a text of {len(model_type):,} characters")
     return SECTION_TYPES.get(model_type, model_type)
 
 

@@ -40,6 +40,8 @@ def find_model(source: Source) -> ModelMemory:
         return source
     if isinstance(source, Mapping):
         return read_model(source)
+    if not isinstance(source, str | Path):
+        raise PlanError(f"a model is a name, a path or what a config.json holds, not {type(source).__name__}")
     name = str(source)
     known = catalogue_name(name)
     if known is not None:

@@ -47,14 +47,20 @@ class Storage:
 
     def vector_bytes(self, num_numbers: int) -> int:
         """Return what one vector takes; a group that is not full takes a whole scale."""
-        if self.plain_tail > num_numbers:
-            raise PlanError(f"{self.name} is for latents, which are longer than {num_numbers} numbers")
         coded = num_numbers - self.plain_tail
         groups = 1 if self.group is None else -(-coded // self.group)
         return -(-coded * self.bits // 8) + groups * self.scale_bytes + 2 * self.plain_tail
 
     def token_bytes(self, layer: LayerGroup) -> int:
-        """Return what one layer keeps of one token."""
+        """Return what one layer keeps of one token.
+
+        Raises
+        ------
+        PlanError
+            If this form is for latents, and the layer has none.
+        """
+        if self.plain_tail and not layer.is_latent:
+            raise PlanError(f"{self.name} is for latent attention; this model has keys and values: try fp8")
         vectors = [layer.key_dim] if layer.is_latent else [layer.key_dim, layer.value_dim]
         per_head = sum(self.vector_bytes(numbers) for numbers in vectors)
         index = self.vector_bytes(layer.index_dim) if layer.index_dim else 0

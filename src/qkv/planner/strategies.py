@@ -92,7 +92,7 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Demand:
-    """Bytes a strategy needs: ``shared`` once, ``per_user`` for each, given out in pieces of ``unit``.
+    """Bytes a strategy needs: ``shared`` once, ``per_user`` for each.
 
     Examples
     --------
@@ -103,16 +103,14 @@ class Demand:
 
     shared: int
     per_user: int
-    unit: int = 1
 
     def total(self, users: int) -> int:
         """Return the bytes for so many users."""
         return self.shared + users * self.per_user
 
     def users_in(self, budget: int) -> int:
-        """Return how many users fit; memory that is not a whole unit is of no use."""
-        usable = budget // self.unit * self.unit - self.shared
-        return max(0, usable // self.per_user) if self.per_user else 0
+        """Return how many users fit."""
+        return max(0, (budget - self.shared) // self.per_user) if self.per_user else 0
 
 
 class Engine(Protocol):

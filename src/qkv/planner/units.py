@@ -10,7 +10,7 @@ GB = 10**9
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _BINARY = {f"{letter}ib": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
 _DECIMAL = {f"{letter}b": 10 ** (3 * power) for power, letter in enumerate("kmgt", start=1)}
-_BYTES = {"": 1, "b": 1, **_BINARY, **_DECIMAL}
+_BYTES = {"": 1, "b": 1, "bytes": 1, **_BINARY, **_DECIMAL}
 _LARGEST = 2**60
 """An exbibyte: more is a slip of the keyboard."""
 

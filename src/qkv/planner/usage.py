@@ -53,16 +53,6 @@ class Usage:
     repeated_tokens: int
     repeating_requests: int
 
-    @property
-    def shared_share(self) -> float:
-        """Of all tokens, those that prefix sharing stores only once."""
-        return self.shared_tokens / max(1, self.tokens)
-
-    @property
-    def repeated_share(self) -> float:
-        """Of all tokens, those a prompt says again."""
-        return self.repeated_tokens / max(1, self.tokens)
-
 
 def measure_usage(
     requests: Sequence[Request], encode: Callable[[str], Sequence[int]], page_size: int = 16

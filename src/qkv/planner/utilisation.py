@@ -5,15 +5,10 @@ from pathlib import Path
 
 from qkv.errors import PlanError
 from qkv.planner.allocators import CountedPages
+from qkv.planner.contiguous_runs import RESERVES, simulate_contiguous
 from qkv.planner.lengths import KNOWN, Lengths, find_lengths
-from qkv.planner.simulation import (
-    RESERVES,
-    Utilisation,
-    closed_form,
-    mean_in_flight,
-    simulate_contiguous,
-    simulate_paged,
-)
+from qkv.planner.paged_runs import simulate_paged
+from qkv.planner.simulation import Utilisation, closed_form, mean_in_flight
 
 DRAWN = 20_000
 """Requests drawn from a distribution."""

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 POINTS = 48
 """Of a line."""
 
+RANGE = 256
+"""How many times the first number the last one is."""
+
 
 def draw_memory(plan: Plan) -> "Figure":
     """Draw what each strategy of a plan takes, up to twice the users and twice the context.
@@ -94,7 +97,8 @@ def _draw(axes: "Axes", plan: Plan, requests: list[Request], axis: str) -> None:
 
 def _steps(last: int) -> list[int]:
     """Return numbers up to the last, each larger by the same factor."""
-    return sorted({round(last ** (point / POINTS)) for point in range(POINTS + 1)})
+    first = max(1, last // RANGE)
+    return sorted({round(first * (last / first) ** (point / POINTS)) for point in range(POINTS + 1)})
 
 
 def _of_context(request: Request, context: int) -> Request:

@@ -37,7 +37,7 @@ def bench(
     sections: Annotated[
         list[str] | None, typer.Argument(help=f"What to measure, all when left out: {', '.join(SECTIONS)}.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few and small sizes: about a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few and small sizes: a minute or two.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write every figure to a file.")] = None,
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", help="Write the tables to a file.")

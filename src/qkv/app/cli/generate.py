@@ -2,7 +2,6 @@
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,16 +9,53 @@ from typing import Annotated
 
 import typer
 
-from qkv.cache import Cache
+from qkv.app.cli.loading import load_model, note, warm_up
+from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine import Generation
-from qkv.errors import OptionError
-from qkv.models import Model, load, new_cache
+from qkv.errors import CacheFull, OptionError, PlanError
+from qkv.models import Model, new_cache
+from qkv.models.weights import Weights
 from qkv.ops.sampling import Sampling
-
-WARM_UP_TOKENS = 16
+from qkv.planner.units import parse_bytes
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells count it."""
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """Which cache was asked for: what it keeps, and the bytes it may take.
+
+    Examples
+    --------
+    >>> CacheChoice.parse("sinks=4,window=64,int8", "64KiB")
+    CacheChoice(policy=Policy('int8,window=64,sinks=4'), budget_bytes=65536)
+    """
+
+    policy: Policy
+    budget_bytes: int | None
+
+    @classmethod
+    def parse(cls, policy: str, budget: str | None) -> "CacheChoice":
+        """Read what was typed.
+
+        Raises
+        ------
+        OptionError
+            That names the option whose text has no meaning.
+        """
+        try:
+            kept = Policy.parse(policy)
+        except OptionError as error:
+            raise OptionError(f"--cache: {error}") from error
+        try:
+            return cls(kept, None if budget is None else parse_bytes(budget))
+        except PlanError as error:
+            raise OptionError(f"--cache-budget: {error}") from error
+
+    def new_cache(self, model: Model) -> PagedCache:
+        """Return an empty cache of this kind."""
+        return new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
 
 
 @dataclass(frozen=True)
@@ -35,8 +71,12 @@ class RunReport:
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
     cached_tokens: int
+    policy: str | None
+    kv_bytes_budget: int | None
     kv_bytes_predicted: int
     kv_bytes_allocated: int
+    kv_bytes_peak: int
+    error: str | None
 
     @property
     def seconds(self) -> float:
@@ -54,12 +94,14 @@ class RunReport:
         )
 
     def _kv(self) -> str:
-        if not self.kv_bytes_allocated:
+        if self.policy is None:
             return "no KV cache"
         relation = "=" if self.kv_bytes_predicted == self.kv_bytes_allocated else "is not"
+        policy = "" if self.policy == "float32" else f"{self.policy}: "
+        budget = "" if self.kv_bytes_budget is None else f", of {self.kv_bytes_budget:,} allowed"
         return (
-            f"KV {self.kv_bytes_predicted:,} bytes predicted {relation} "
-            f"{self.kv_bytes_allocated:,} allocated for {self.cached_tokens} tokens"
+            f"KV {policy}{self.kv_bytes_predicted:,} bytes predicted {relation} "
+            f"{self.kv_bytes_allocated:,} allocated for {self.cached_tokens} tokens{budget}"
         )
 
 
@@ -74,51 +116,52 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes seen tokens less likely.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes random choices reproducible.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
+    weights: Annotated[Weights, typer.Option(help="How the weights are kept in memory.")] = "as stored",
+    cache: Annotated[
+        str, typer.Option(help="What the KV cache keeps, and how: int8,window=1024. Empty keeps all.")
+    ] = "",
+    cache_budget: Annotated[
+        str | None, typer.Option(help="The most memory it may take, with its unit: 64MiB.")
+    ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute every token anew each step.")] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Run with and without the KV cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue PROMPT, streaming text, then print what it took."""
-    if compare and no_cache:
-        raise OptionError("--compare runs with and without the cache already; leave --no-cache out")
+    choice = CacheChoice.parse(cache, cache_budget)
+    _require_sense(choice, no_cache=no_cache, compare=compare)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
-    loaded = _load(model)
-    _warm_up(loaded)
+    loaded = load_model(model, weights)
+    warm_up(loaded, None if no_cache else choice.policy)
 
-    def begin(cached: bool) -> tuple[Generation, Cache | None]:
-        cache = new_cache(loaded) if cached else None
-        made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, stop=stop or (), cache=cache)
-        return made, cache
+    def begin(cached: bool) -> tuple[Generation, PagedCache | None]:
+        new = choice.new_cache(loaded) if cached else None
+        made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, stop=stop or (), cache=new)
+        return made, new
 
     if compare:
+        warm_up(loaded, None)
         _compare(begin, prompt, as_json)
         return
     report = _run(*begin(not no_cache), prompt, stream=not as_json)
-    _print_json({"prompt": prompt} | asdict(report)) if as_json else _note(report.line())
+    _print_json({"prompt": prompt} | asdict(report)) if as_json else note(report.line())
+    if report.error is not None:
+        raise OptionError(report.error)
     if report.finish_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
 
-def _load(folder: Path) -> Model:
-    """Load a model, saying what was odd about it in one line each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model = load(folder)
-    for warning in caught:
-        _note(f"warning: {warning.message}")
-    return model
+def _require_sense(choice: CacheChoice, *, no_cache: bool, compare: bool) -> None:
+    if compare and no_cache:
+        raise OptionError("--compare runs with and without the cache already; leave --no-cache out")
+    if no_cache and choice != CacheChoice(Policy(), None):
+        raise OptionError("--cache and --cache-budget are about the cache that --no-cache does without")
 
 
-def _warm_up(model: Model) -> None:
-    """Load, or the very first time compile, the code for many tokens and for one: no figure shall hold it."""
-    for num_tokens in (min(WARM_UP_TOKENS, model.context_length), 1):
-        model.next_logits([0] * num_tokens)
-
-
-def _run(generation: Generation, cache: Cache | None, prompt: str, *, stream: bool) -> RunReport:
-    """Generate to the end or to Ctrl-C; what was made until then counts."""
+def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, stream: bool) -> RunReport:
+    """Generate to the end, to Ctrl-C or until the cache is full; what was made until then counts."""
     pieces: list[str] = []
-    reason = ""
+    reason, error = "", None
     if stream:
         _show(prompt)
     try:
@@ -128,31 +171,62 @@ def _run(generation: Generation, cache: Cache | None, prompt: str, *, stream: bo
                 _show(piece)
     except KeyboardInterrupt:
         reason = "interrupted"
-    if stream:
-        _show("\n")
+    except CacheFull as full:
+        reason, error = "cache full", _explain(full, generation)
+        if not generation.new_ids:
+            raise OptionError(error) from full
+    finally:
+        if stream:
+            _show("\n")
+    return _report(generation, cache, "".join(pieces), reason or str(generation.finish_reason), error)
+
+
+def _explain(full: CacheFull, generation: Generation) -> str:
+    """Say what did not fit, and what to try."""
+    new = len(generation.new_ids)
+    what = f"the {len(generation.prompt_ids)} tokens of the prompt" if not new else f"new token {new}"
+    return (
+        f"--cache-budget of {full.budget_bytes:,} bytes is too small for {what}: "
+        f"{full.asked_pages * full.page_nbytes:,} bytes more were needed, {full.free_bytes:,} were free; "
+        "raise it, or let --cache keep less, as int8 and streaming=256 do"
+    )
+
+
+def _report(
+    generation: Generation, cache: PagedCache | None, text: str, reason: str, error: str | None
+) -> RunReport:
+    prompt_tokens = len(generation.prompt_ids)
     cached_tokens = 0 if cache is None else cache.length
+    predicted = 0 if cache is None else cache.predict_nbytes(cached_tokens, min(prompt_tokens, cached_tokens))
     return RunReport(
-        text="".join(pieces),
-        prompt_tokens=len(generation.prompt_ids),
+        text=text,
+        prompt_tokens=prompt_tokens,
         new_tokens=len(generation.new_ids),
-        finish_reason=reason or str(generation.finish_reason),
+        finish_reason=reason,
         prefill_seconds=generation.prefill_seconds,
         decode_seconds=generation.decode_seconds,
         prefill_tokens_per_second=generation.prefill_tokens_per_second,
         decode_tokens_per_second=generation.decode_tokens_per_second,
         cached_tokens=cached_tokens,
-        kv_bytes_predicted=0 if cache is None else cache.predict_nbytes(cached_tokens),
+        policy=None if cache is None else str(cache.policy) or "float32",
+        kv_bytes_budget=None if cache is None else cache.pool.budget_bytes,
+        kv_bytes_predicted=predicted,
         kv_bytes_allocated=0 if cache is None else cache.nbytes,
+        kv_bytes_peak=0 if cache is None else cache.pool.peak_nbytes,
+        error=error,
     )
 
 
 def _compare(
-    begin: Callable[[bool], tuple[Generation, Cache | None]],
+    begin: Callable[[bool], tuple[Generation, PagedCache | None]],
     prompt: str,
     as_json: bool,
 ) -> None:
     """Run with the cache, then without, and say how much faster the cache made it at this length."""
     cached = _run(*begin(True), prompt, stream=not as_json)
+    if cached.error is not None:
+        _print_json({"prompt": prompt, "cached": asdict(cached)}) if as_json else note(cached.line())
+        raise OptionError(cached.error)
     uncached = _run(*begin(False), prompt, stream=False)
     speed_up = uncached.seconds / cached.seconds if cached.seconds else 0.0
     if as_json:
@@ -161,21 +235,16 @@ def _compare(
             {"prompt": prompt, **runs, "speed_up": speed_up, "same_text": cached.text == uncached.text}
         )
         return
-    _note(f"with cache     {cached.line()}")
-    _note(f"without cache  {uncached.line()}")
+    note(f"with cache     {cached.line()}")
+    note(f"without cache  {uncached.line()}")
     same = "the same text" if cached.text == uncached.text else "NOT the same text"
     total = cached.prompt_tokens + cached.new_tokens
-    _note(f"the cache made it {speed_up:.1f}x as fast at {total} tokens, with {same}")
+    note(f"the cache made it {speed_up:.1f}x as fast at {total} tokens, with {same}")
 
 
 def _show(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _note(line: str) -> None:
-    """Write a line about the run beside the text, not into it."""
-    typer.secho(line, err=True, dim=True)
 
 
 def _print_json(record: Mapping[str, object]) -> None:

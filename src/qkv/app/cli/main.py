@@ -8,6 +8,7 @@ import typer
 from typer.exceptions import TyperException
 
 from qkv.app.cli.bench import bench
+from qkv.app.cli.compare import compare
 from qkv.app.cli.generate import INTERRUPTED, generate
 from qkv.app.cli.plan import plan
 from qkv.app.cli.tokens import tokens
@@ -18,6 +19,7 @@ BAD_INPUT = 2
 
 app = typer.Typer(name="qkv", add_completion=False, pretty_exceptions_enable=False)
 app.command()(generate)
+app.command()(compare)
 app.command()(plan)
 app.command()(tokens)
 app.command()(bench)

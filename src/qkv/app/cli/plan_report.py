@@ -123,10 +123,10 @@ def utilisation(plan: Plan) -> str:
     compared = plan.utilisation
     if compared is None:
         return ""
-    title = f"{compared.requests} requests, {compared.num_slots:,} slots"
-    head = f"  {title:{TITLE - 1}} {'tokens':>8} {'reserved':>8} {'internal':>8} {'external':>8} {'batch':>8}"
+    title = f"{compared.requests}, {compared.num_slots:,} slots"
+    head = f"  {title:{TITLE - 2}} {'tokens':>8} {'reserved':>8} {'internal':>8} {'external':>8} {'batch':>8}"
     rows = [
-        f"  {row.strategy:{TITLE - 1}} {100 * row.token_states:8.1f} {100 * row.reserved:8.1f} "
+        f"  {row.strategy:{TITLE - 2}} {100 * row.token_states:8.1f} {100 * row.reserved:8.1f} "
         f"{100 * row.internal:8.1f} {100 * row.external:8.1f} {row.batch:8.1f}"
         for row in compared.rows
     ]
@@ -231,8 +231,9 @@ def _row(outcome: Outcome, plan: Plan, baseline: Outcome) -> str:
     title = title if len(title) <= TITLE else f"{title[: TITLE - 1]}…"
     longest = "any" if outcome.longest_context is None else f"{outcome.longest_context:,}"
     percent = 100 * total / max(1, baseline.total_bytes)
+    share = f"{percent:5.1f}" if percent < 1000 else f"{percent:5.0f}"
     return (
-        f"{mark} {title:{TITLE}} {total / GIB:8,.2f} {total / GB:9,.2f} {percent:5.1f} "
+        f"{mark} {title:{TITLE}} {total / GIB:8,.2f} {total / GB:9,.2f} {share} "
         f"{outcome.users_that_fit:7,} {longest:>9}"
     )
 

@@ -46,7 +46,7 @@ def report(usage: Usage, bytes_per_token: int | None) -> str:
       system                              74  91.4 %
       user                                 7   8.6 %
     <BLANKLINE>
-      shared prefixes, pages of 16        32  39.5 %  saves 32.00 KiB (32.77 kB) of cache
+      shared prefixes, pages of 16        32  39.5 %  32.00 KiB (32.77 kB) saved
       repeated inside a prompt             0   0.0 %
     """
     lines = [
@@ -54,11 +54,7 @@ def report(usage: Usage, bytes_per_token: int | None) -> str:
         "",
     ]
     lines += [_line(name, count, usage.tokens) for name, count in usage.by_part.items()]
-    saved = (
-        ""
-        if bytes_per_token is None
-        else f"  saves {show_bytes(usage.shared_tokens * bytes_per_token)} of cache"
-    )
+    saved = "" if bytes_per_token is None else f"  {show_bytes(usage.shared_tokens * bytes_per_token)} saved"
     lines += [
         "",
         _line(f"shared prefixes, pages of {usage.page_size}", usage.shared_tokens, usage.tokens) + saved,

@@ -58,7 +58,7 @@ class VLLM:
         unit = size * kinds[0].block_bytes
         blocks = sum(-(-kind.count // size) * kind.blocks for kind in kinds)
         shared = sum(-(-kind.count // size) * kind.shared_blocks for kind in kinds)
-        return Demand(shared * unit, (blocks - shared) * unit, unit)
+        return Demand(shared * unit, (blocks - shared) * unit)
 
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""

@@ -1,0 +1,49 @@
+"""Put new tokens behind those that a sequence holds."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.cache.closing import close_pages
+from qkv.cache.rows import write_rows
+from qkv.cache.tables import SequenceTables
+
+
+def append_tokens(
+    one: SequenceTables, layer: int, k: NDArray[Any], v: NDArray[Any] | None, *, for_all_layers: bool
+) -> None:
+    """Encode and write the keys ``(G, T, D)`` and values of new tokens; ``None`` where keys hold the values.
+
+    Parameters
+    ----------
+    one : SequenceTables
+    layer : int
+    k, v : (G, T, D)
+    for_all_layers : bool
+        Whether to take pages for every layer now.
+
+    Raises
+    ------
+    CacheFull
+        If the pages do not fit.
+    """
+    (G, count), layers = k.shape[:2], slice(layer, layer + 1)
+    rows = one.filling.layout.encode(k, v)
+    if one.layout.tracks:
+        positions = np.arange(one.tokens[layer], one.tokens[layer] + count, dtype=np.int32)
+        rows["positions"] = np.broadcast_to(positions, (G, count))
+    _take_pages(one, slice(None) if for_all_layers else layers, count)
+    write_rows(one.filling, layer, one.held[layer], rows)
+    one.before[layer] = one.held[layer]
+    one.held[layer] += count
+    one.tokens[layer] += count
+    if one.closes_pages:
+        close_pages(one, layer)
+
+
+def _take_pages(one: SequenceTables, layers: slice, count: int) -> None:
+    """Have pages to write to, none of which another sequence holds too."""
+    first, end = one.pages_for(count, layers)
+    one.filling.take(layers, one.filling.missing(layers, first, end))
+    one.filling.make_own(layers, first, end)

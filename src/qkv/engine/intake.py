@@ -1,0 +1,74 @@
+"""Read what a request asks for, and refuse what has no meaning before anything of it is queued."""
+
+from collections.abc import Iterable, Sequence
+from operator import index
+
+from qkv.engine.generation import require_tokenizer
+from qkv.engine.requests import Request
+from qkv.errors import OptionError, PromptError
+from qkv.models import Model
+from qkv.tokens import StopMatcher
+
+
+def read_prompt(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    """Return a prompt's ids.
+
+    Raises
+    ------
+    PromptError
+        If it is text and the model has no tokenizer, or an id is none of the model's.
+    """
+    if isinstance(prompt, str):
+        return tuple(require_tokenizer(model).encode(prompt))
+    try:
+        ids = tuple(index(token_id) for token_id in prompt)
+    except TypeError as error:
+        raise PromptError(f"a prompt is text or a sequence of token ids, not {prompt!r}") from error
+    unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
+    if unknown:
+        raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
+    return ids
+
+
+def read_stop(model: Model, stop: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts that end a text.
+
+    Raises
+    ------
+    OptionError
+        If one is empty, or the model has no tokenizer to find them with.
+    """
+    StopMatcher(stop)
+    if stop and model.tokenizer is None:
+        raise OptionError(
+            "stop strings are found in text, and the model's folder has no tokenizer.json; take stop_ids"
+        )
+    return tuple(stop)
+
+
+def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> frozenset[int]:
+    """Return the ids that end a text: the model's own, unless they are ignored, and the request's.
+
+    Raises
+    ------
+    OptionError
+        If an id is none of the model's.
+    """
+    own = frozenset(index(token_id) for token_id in stop_ids)
+    unknown = sorted(token_id for token_id in own if not 0 <= token_id < model.vocab_size)
+    if unknown:
+        raise OptionError(f"stop_ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
+    return own if ignore_eos else own | model.end_ids
+
+
+def check_request(request: Request, V: int, max_batch: int) -> None:
+    """Raise `OptionError` if a number of a request has no meaning, or is more than the engine runs."""
+    request.sampling.check_ids(V)
+    if request.max_tokens < 1:
+        raise OptionError(f"max_tokens must be at least 1, not {request.max_tokens}")
+    if not 1 <= request.n <= max_batch:
+        raise OptionError(
+            f"n must be from 1 to {max_batch}, which is how many texts run at once, not {request.n}"
+        )
+    if request.prompt_logprobs is not None and request.prompt_logprobs < 0:
+        raise OptionError(f"prompt_logprobs must be 0 or more, or None, not {request.prompt_logprobs}")

@@ -1,0 +1,151 @@
+"""What a user of `qkv plan` is promised: a table that reads well, one clear line for a mistake, and soon."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from qkv import plan
+from qkv.app.cli.main import main
+
+
+@pytest.fixture
+def qkv(monkeypatch, capsys):
+    """Run the command line; return exit status, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
+ARTICLE = ("plan", "llama-3-8b", "--users", 100, "--context", 4096)
+
+
+def row(out, title):
+    line = next(line for line in out.splitlines() if title in line)
+    return line[line.index(title) + len(title) :].split()
+
+
+def test_the_articles_claim_is_a_row_in_both_units(qkv):
+    status, out, err = qkv(*ARTICLE)
+    assert (status, err) == (0, "")
+    assert row(out, "16 bit, pages of 16 tokens") == ["50.00", "53.69", "100.0", "100", "4,096"]
+    assert row(out, "INT8, float32 scale per token, head") == ["25.78", "27.68", "51.6", "193", "7,936"]
+    assert "= 131,072 bytes per token" in " ".join(out.split())
+    assert "take: 16 bit, pages of 16 tokens (--cache bf16)" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ARTICLE,
+        (*ARTICLE, "--memory", "80GiB", "--bandwidth", "3.35TB/s", "--compute", "990TFLOP/s"),
+        (*ARTICLE, "--engine", "qkv", "--cache", "int8,window=1024,sinks=4", "--kv-memory", "9GiB"),
+        ("plan", "gemma-3-27b", "--users", 50, "--engine", "vllm", "--cache", "int8", "--tensor-parallel", 4),
+        ("plan", "deepseek-v3", "--context", 200_000, "--shared-prefix", 4096),
+        ("plan", "qwen3.5-27b", "--users", 3, "--context", 4096),
+        ("plan", "opt-13b", "--kv-memory", "12GiB", "--lengths", "sharegpt"),
+        ("plan", "llama-3-70b", "--memory", "80GiB"),
+    ],
+)
+def test_everything_fits_in_80_columns(qkv, arguments):
+    status, out, _ = qkv(*arguments)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_users_that_fit_stand_beside_each_strategy(qkv):
+    _, out, _ = qkv(*ARTICLE, "--kv-memory", "40GiB")
+    assert [
+        row(out, title)[3] for title in ("pages of 16 tokens", "token, head", "per tensor", "per 64")
+    ] == [*("80", "155", "160", "284")]
+    assert "that fit in 40.00 GiB (42.95 GB)" in " ".join(out.split())
+
+
+def test_a_card_is_divided_before_the_cache_is_counted(qkv):
+    _, out, _ = qkv(*ARTICLE, "--memory", "80GiB", "--bandwidth", "3.35TB/s", "--compute", "990TFLOP/s")
+    assert row(out, "weights") == ["14.97", "16.08"]
+    assert "tokens/s for each of 100 users" in out and "prefill: at least" in out
+
+
+def test_what_the_reader_should_know_is_said(qkv):
+    _, out, _ = qkv("plan", "llama-3-8b", "--context", 9000)
+    assert "note: 9,000 tokens are beyond the 8,192" in out
+
+
+def test_a_bound_is_marked_as_one(qkv, tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "new-thing", **sizes}))
+    _, out, _ = qkv("plan", tmp_path, "--context", 100)
+    assert "(upper bound)" in out and "note: upper bound: 'new-thing'" in out
+
+
+def test_json_has_the_plans_figures(qkv):
+    _, out, err = qkv(*ARTICLE, "--cache", "int8", "--kv-memory", "40GiB", "--json")
+    record, made = json.loads(out), plan("llama-3-8b", 100, 4096, cache="int8", kv_memory="40GiB")
+    assert err == ""
+    assert (record["bytes"], record["bytes_per_token"]) == (made.bytes, made.bytes_per_token)
+    assert (record["users_that_fit"], record["longest_context"]) == (155, made.longest_context)
+    assert record["recommended"]["cache"] == "int8"
+    assert len(record["strategies"]) == len(made.outcomes)
+    assert record["terms"][0]["factors"][1] == [32, "layers"]
+
+
+def test_advice_is_one_setting_per_engine(qkv):
+    _, out, _ = qkv("plan", "llama-3-8b", "--advise", "--memory", "72GiB", "--users", 64, "--context", 8192)
+    assert 'qkv.new_cache(model, "int8")' in out
+    assert "vllm serve meta-llama/Meta-Llama-3-8B" in out and "llama-server" in out and "why:" in out
+    _, out, _ = qkv("plan", "llama-3-8b", "--advise", "--memory", "72GiB", "--json")
+    assert [record["engine"] for record in json.loads(out)] == ["qkv", "vllm", "llama.cpp"]
+
+
+def test_the_known_models_are_listed(qkv):
+    _, out, _ = qkv("plan", "--models")
+    assert "llama-3-8b             meta-llama/Meta-Llama-3-8B" in out
+
+
+def test_a_picture_is_drawn_where_one_is_asked_for(qkv, tmp_path):
+    pytest.importorskip("matplotlib")
+    status, _, err = qkv(*ARTICLE, "--kv-memory", "40GiB", "--plot", tmp_path / "memory.svg")
+    assert (status, err) == (0, "")
+    assert "tokens of each of 100 users" in (tmp_path / "memory.svg").read_text()
+    status, _, err = qkv(*ARTICLE, "--plot", tmp_path / "memory.txt")
+    assert status == 2 and "name a .png" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan",), "name a MODEL"),
+        (("plan", "lama-3-8b"), "did you mean"),
+        (("plan", "llama-3-8b", "--kv-memory", "40G"), "expected memory such as"),
+        (("plan", "llama-3-8b", "--engine", "triton"), "an engine is one of"),
+        (("plan", "llama-3-8b", "--cache", "int3"), "not 'int3'"),
+        (("plan", "llama-3-8b", "--users", "many"), "--users"),
+        (("plan", "bloom"), "context="),
+        (("plan", "llama-3-8b", "--lengths", "nowhere.csv"), "CSV"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(qkv, arguments, said):
+    status, out, err = qkv(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+
+
+def test_neither_compiler_nor_drawing_is_loaded_for_a_plan():
+    heavy = "numba", "llvmlite", "torch", "matplotlib", "gguf"
+    code = (
+        "import sys; sys.argv = ['qkv', 'plan', 'llama-3-8b']\n"
+        "from qkv.app.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

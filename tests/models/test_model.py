@@ -1,0 +1,69 @@
+"""What every model family offers: a cache that fits it, and a fingerprint that is its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qkv
+import tiny_deepseek
+import tiny_models
+from qkv.cache import PagedCache, PagePool
+from qkv.errors import OptionError
+from qkv.models import load, new_cache
+
+TINY = {
+    **dict.fromkeys(tiny_models.FAMILIES, tiny_models),
+    **dict.fromkeys(tiny_deepseek.KINDS, tiny_deepseek),
+}
+"""What writes small folders of each model type."""
+
+every_kind = pytest.mark.parametrize("kind", TINY)
+
+
+@every_kind
+def test_a_new_cache_is_empty_and_as_it_was_asked_for(tmp_path: Path, kind: str):
+    model, pool = load(TINY[kind].write_model(tmp_path, kind)), PagePool()
+    cache = qkv.new_cache(model, "fp16,page=8", batch_size=3, pool=pool)
+    assert isinstance(cache, PagedCache)
+    assert (cache.batch_size, cache.lengths, cache.nbytes) == (3, (0, 0, 0), 0)
+    assert (cache.shape, cache.fingerprint) == (model.cache_shape, model.fingerprint)
+    model.logits(np.arange(21).reshape(3, 7), cache)
+    assert cache.lengths == (7, 7, 7)
+    assert (
+        cache.nbytes
+        == pool.nbytes
+        == cache.predict_nbytes(7)
+        == 3 * 8 * model.cache_shape.bytes_per_token // 2
+    )
+
+
+def test_only_a_model_that_turns_whole_keys_can_move_them(tmp_path: Path):
+    for kind in ("llama", "gpt2", "deepseek_v3"):
+        model = load(TINY[kind].write_model(tmp_path / kind, kind))
+        if kind == "llama":
+            assert new_cache(model, "streaming=16,rerotate").length == 0
+        else:
+            with pytest.raises(OptionError, match="rerotate must know how"):
+                new_cache(model, "streaming=16,rerotate")
+
+
+@every_kind
+def test_a_fingerprint_is_that_of_the_folder(tmp_path: Path, kind: str):
+    """Whenever it is loaded, and unlike that of another config or of other weights."""
+    write, norm_eps = TINY[kind].write_model, "layer_norm_epsilon" if kind == "gpt2" else "rms_norm_eps"
+    first = load(write(tmp_path / "first", kind)).fingerprint
+    assert load(write(tmp_path / "again", kind)).fingerprint == first
+    assert load(write(tmp_path / "weights", kind, seed=1)).fingerprint != first
+    assert load(write(tmp_path / "config", kind, **{norm_eps: 1e-4})).fingerprint != first
+
+
+def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path):
+    folder = tiny_models.write_model(tmp_path, "llama")
+    program = f"import qkv; print(qkv.load({str(folder)!r}).fingerprint)"
+    environment = {**os.environ, "QKV_DISABLE_COMPILED": "1"}
+    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert other.stdout.strip() == load(folder).fingerprint, other.stderr

@@ -1,0 +1,122 @@
+"""Our own cache, planned and then filled: the same bytes, under every policy."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+import tiny_deepseek
+import tiny_models
+from qkv import PlanError, load, new_cache, plan
+from qkv.cache.layout import PageLayout
+from qkv.cache.policy import Policy
+
+MODEL = {
+    **{"model_type": "llama", "hidden_size": 42, "num_hidden_layers": 3, "num_attention_heads": 6},
+    **{"num_key_value_heads": 2, "head_dim": 14},
+}
+"""3 layers of 2 key heads of 14 numbers."""
+
+POLICIES = (
+    *("", "fp16", "bf16", "int8", "fp8-e4m3", "fp8-e5m2", "int8-kivi", "int4", "page=1", "int8,page=5"),
+    *("window=7", "window=7,sinks=3", "int8,window=9,page=4", "streaming=11", "streaming=11,rerotate"),
+    *("h2o=13", "h2o=13:sum", "h2o=13:age", "int8,h2o=13,page=4", "tova=9", "knorm=9"),
+    *("snapkv=12", "int4,snapkv=12,page=8", "pyramidkv=16", "expected=12"),
+)
+
+
+@pytest.fixture(scope="module", params=(*tiny_models.FAMILIES, "deepseek_v3"))
+def model_and_config(request, tmp_path_factory):
+    kind, folder = request.param, tmp_path_factory.mktemp(request.param) / "model"
+    write = tiny_deepseek.write_model if kind.startswith("deepseek") else tiny_models.write_model
+    folder = write(folder, kind)
+    return load(folder), json.loads((folder / "config.json").read_text())
+
+
+def every_other_head(shape):
+    """A policy under which key heads are full and pruned in turns."""
+    rows = (range(layer, layer + shape.num_kv_heads) for layer in range(shape.num_layers))
+    digits = "/".join("".join(str(place % 2) for place in row) for row in rows)
+    return f"heads={digits},window=7,sinks=2,page=4"
+
+
+def is_possible(policy, model):
+    turns = "expected" in policy or "rerotate" in policy
+    halves = "int4" in policy and model.cache_shape.head_dim % 2
+    return not (turns and model.rotation is None) and not halves
+
+
+def check_bytes(model_and_config, prompt, new):
+    """Fill a cache of every policy with a prompt and some tokens; compare after both."""
+    model, config = model_and_config
+    policies = (*POLICIES, every_other_head(model.cache_shape))
+    for text in filter(partial(is_possible, model=model), policies):
+        cache = new_cache(model, text)
+        model.next_logits(np.arange(prompt) % 90, cache)
+        assert plan(config, context=prompt, cache=text, engine="qkv").bytes == cache.nbytes, text
+        for token in range(new):
+            model.next_logits([token], cache)
+        made = plan(config, context=prompt + new, cache=text, engine="qkv", new_tokens=new)
+        assert made.bytes == cache.nbytes, text
+
+
+def test_a_filled_cache_has_the_bytes_that_were_planned(model_and_config):
+    check_bytes(model_and_config, prompt=37, new=6)
+
+
+@pytest.mark.parametrize("model_and_config", ["qwen2"], indirect=True)
+def test_it_has_them_when_tokens_come_one_by_one(model_and_config):
+    check_bytes(model_and_config, prompt=1, new=33)
+
+
+def test_a_page_of_each_key_head_is_counted():
+    # 37 tokens are 3 pages of 16 rows of 2 x 14 float32 for each of 3 x 2 key heads.
+    assert plan(MODEL, context=37, engine="qkv").bytes == 3 * 6 * 16 * 2 * 14 * 4
+
+
+def test_a_page_that_is_not_full_is_held_in_float32():
+    # 2 pages of 32 tokens in 4 bits and one of 6 tokens on the way, for each of 6 key heads.
+    closed, on_the_way = PageLayout("int4", 32, 14, 14).nbytes, PageLayout("float32", 32, 14, 14).nbytes
+    assert plan(MODEL, context=70, cache="int4", engine="qkv").bytes == 6 * (2 * closed + on_the_way)
+    assert plan(MODEL, context=64, cache="int4", engine="qkv").bytes == 6 * 2 * closed
+
+
+def test_pages_behind_a_window_are_gone_but_for_those_of_sinks():
+    page = 6 * PageLayout("float32", 4, 14, 14).nbytes
+    assert plan(MODEL, context=41, cache="window=9,page=4", engine="qkv").bytes == 3 * page
+    assert plan(MODEL, context=41, cache="window=9,sinks=5,page=4", engine="qkv").bytes == 5 * page
+
+
+def test_a_common_beginning_is_held_in_the_same_pages():
+    page = 6 * PageLayout("float32", 16, 14, 14).nbytes
+    made = plan(MODEL, users=10, context=100, shared_prefix=70, engine="qkv")
+    assert made.bytes == (4 + 10 * (7 - 4)) * page
+
+
+def test_the_recommended_policy_is_one_the_cache_understands():
+    for memory in ("70KiB", "40KiB", "20KiB", "9KiB"):
+        outcome = plan(MODEL, users=2, context=64, engine="qkv", kv_memory=memory).recommended.outcome
+        if outcome is not None:
+            Policy.parse(outcome.strategy.text)
+            assert plan(MODEL, 2, 64, cache=outcome.strategy.text, engine="qkv").bytes == outcome.total_bytes
+
+
+def test_int4_is_not_offered_for_an_odd_head_size():
+    odd = {**MODEL, "head_dim": 15}
+    texts = [outcome.strategy.text for outcome in plan(odd, context=64, engine="qkv").outcomes]
+    assert "int4" not in texts and "int8" in texts
+    with pytest.raises(PlanError, match="even head size"):
+        plan(odd, context=64, cache="int4", engine="qkv")
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-27b", "whisper-large-v3"])
+def test_a_model_that_qkv_has_no_cache_for_is_refused(name):
+    with pytest.raises(PlanError, match="no cache"):
+        plan(name, context=64, engine="qkv")
+
+
+@pytest.mark.parametrize("cache", ["windw=8", "heads=1010,window=8", "int8,int4", "streaming=4"])
+def test_a_policy_that_means_nothing_is_the_planners_error(cache):
+    with pytest.raises(PlanError):
+        plan(MODEL, context=64, cache=cache, engine="qkv")

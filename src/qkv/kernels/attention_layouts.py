@@ -37,12 +37,12 @@ class Layout(NamedTuple):
         Room that ``score`` needs beside the scores.
     place : ``(lane, d, size)``
         Where number d of a lane's query or output stands.
-    score : ``(k, k_row, queries, num_lanes, chains, scores, num_keys, size)``
+    score : ``(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size)``
         Scores of a run of keys, ``lanes`` numbers per key.
     softmax : ``(scores, num_keys, scale, highest, denominator, rescale)``
         See `micro.online_softmax`.
     rescale : ``(output, size, num_lanes, factors)``
-    mix : ``(v, v_row, weights, output, num_lanes, num_keys, size)``
+    mix : ``(v, v_row, ahead, weights, output, num_lanes, num_keys, size)``
     merge : see `micro.merge_states`
     """
 
@@ -72,7 +72,7 @@ def panel_layout(tile: Tile) -> Layout:
         return d * lanes + lane
 
     @compiled()
-    def score(k, k_row, queries, num_lanes, chains, scores, num_keys, size):
+    def score(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size):
         whole = num_keys // score_rows * score_rows
         for key in range(0, whole, score_rows):
             beside = moved(scores, key * lanes)
@@ -86,7 +86,7 @@ def panel_layout(tile: Tile) -> Layout:
         rescale_rows(output, size, factors)
 
     @compiled()
-    def mix(v, v_row, weights, output, num_lanes, num_keys, size):
+    def mix(v, v_row, ahead, weights, output, num_lanes, num_keys, size):
         whole = size // rows * rows
         for d in range(0, whole, rows):
             mix_tile(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
@@ -112,15 +112,15 @@ def row_layout(tile: Tile) -> Layout:
         return lane * size + d
 
     @compiled()
-    def score(k, k_row, queries, num_lanes, chains, scores, num_keys, size):
+    def score(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size):
         if num_lanes == 1:
-            score_1(k, k_row, queries, size, chains, scores, num_keys, size)
+            score_1(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
         elif num_lanes == 2:
-            score_2(k, k_row, queries, size, chains, scores, num_keys, size)
+            score_2(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
         elif num_lanes <= 4:
-            score_4(k, k_row, queries, size, chains, scores, num_keys, size)
+            score_4(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
         else:
-            score_8(k, k_row, queries, size, chains, scores, num_keys, size)
+            score_8(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
 
     @compiled()
     def rescale(output, size, num_lanes, factors):
@@ -131,15 +131,15 @@ def row_layout(tile: Tile) -> Layout:
                     put_number(output, place, number_at(output, place) * factor)
 
     @compiled()
-    def mix(v, v_row, weights, output, num_lanes, num_keys, size):
+    def mix(v, v_row, ahead, weights, output, num_lanes, num_keys, size):
         if num_lanes == 1:
-            mix_1(v, v_row, weights, output, size, num_keys, size)
+            mix_1(v, v_row, ahead, weights, output, size, num_keys, size)
         elif num_lanes == 2:
-            mix_2(v, v_row, weights, output, size, num_keys, size)
+            mix_2(v, v_row, ahead, weights, output, size, num_keys, size)
         elif num_lanes <= 4:
-            mix_4(v, v_row, weights, output, size, num_keys, size)
+            mix_4(v, v_row, ahead, weights, output, size, num_keys, size)
         else:
-            mix_8(v, v_row, weights, output, size, num_keys, size)
+            mix_8(v, v_row, ahead, weights, output, size, num_keys, size)
 
     chain_numbers = (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
     return Layout(

@@ -22,8 +22,6 @@ from qkv.kernels.attention_words import (
     NUMBERS,
     PAIRS,
     PANELS,
-    REQUEST_WORDS,
-    RUN_KEYS,
     SPANS,
     STRETCH_KEYS,
     STRETCHES,
@@ -36,7 +34,7 @@ from qkv.kernels.attention_words import (
     T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
-from qkv.kernels.key_rows import find_keys, run_length
+from qkv.kernels.key_rows import find_keys, request_numbers, run_length
 from qkv.kernels.memory import address_of, instruction, integer_at, moved, number_at, pointer, put_number
 from qkv.kernels.vectors import VectorWriter, index, repeat
 
@@ -44,14 +42,7 @@ from qkv.kernels.vectors import VectorWriter, index, repeat
 def sums_workspace_numbers(layout: Layout, size: int) -> int:
     """Return how many float32 numbers one worker needs besides the queries' spans."""
     scores = (BLOCK_KEYS + SPARE_KEYS) * layout.lanes
-    return (
-        size * layout.lanes
-        + 2 * layout.lanes
-        + scores
-        + layout.chain_numbers
-        + 2 * REQUEST_WORDS
-        + RUN_KEYS * size
-    )
+    return (size + 2) * layout.lanes + scores + layout.chain_numbers + request_numbers(size)
 
 
 def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
@@ -109,7 +100,7 @@ def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
                         count = run_length(call, pair, block + key, num_keys - key)
                         keys, row = find_keys(call, pair, block + key, count, widened)
                         some = moved(scores, key * lanes)
-                        score(keys, row, queries, used, chains, some, count, size)
+                        score(keys, row, 0, queries, used, chains, some, count, size)
                         key += count
                     if not scale > 0:
                         for number in range(num_keys * lanes):

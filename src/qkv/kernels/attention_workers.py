@@ -55,6 +55,7 @@ from qkv.kernels.attention_words import (
     HAS_SINKS,
     HAS_SLOPES,
     HEAD_NUMBERS,
+    K_CODES,
     LSE,
     MASK,
     NUMBERS,
@@ -63,12 +64,12 @@ from qkv.kernels.attention_words import (
     PANELS,
     PARTS,
     REQUEST_WORDS,
-    RUN_KEYS,
     SPANS,
     SPLITS,
     STRETCH,
     STRETCH_KEYS,
     STRETCHES,
+    V_CODES,
     WORKERS,
     WORKSPACE,
     WORKSPACE_SIZE,
@@ -78,7 +79,7 @@ from qkv.kernels.attention_words import (
     T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
-from qkv.kernels.key_rows import find_keys, find_values, run_length
+from qkv.kernels.key_rows import find_keys, find_values, request_numbers, run_length, steps_ahead
 from qkv.kernels.launch import run_at
 from qkv.kernels.memory import (
     address_of,
@@ -97,7 +98,7 @@ def workspace_numbers(layout: Layout, size: int, value_size: int) -> int:
     lanes = layout.lanes
     states, queries, output = 2 * (value_size + 2) * lanes, size * lanes, value_size * lanes
     scores = (2 * BLOCK_KEYS + SPARE_KEYS + 1) * lanes
-    widened = 2 * REQUEST_WORDS + RUN_KEYS * max(size, value_size)
+    widened = request_numbers(max(size, value_size))
     return states + queries + output + scores + layout.chain_numbers + widened + 2 * REQUEST_WORDS
 
 
@@ -153,9 +154,18 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         size, key = integer_at(call, D), 0
         while key < num_keys:
             count = run_length(call, pair, block + key, num_keys - key)
+            ahead = steps_ahead(call, pair, block + key, count, K_CODES)
             keys, row = find_keys(call, pair, block + key, count, widened)
             score(
-                keys, row, queries, used_lanes(call, panel), chains, moved(scores, key * lanes), count, size
+                keys,
+                row,
+                ahead,
+                queries,
+                used_lanes(call, panel),
+                chains,
+                moved(scores, key * lanes),
+                count,
+                size,
             )
             key += count
 
@@ -165,12 +175,13 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         size, key = integer_at(call, D_V), 0
         while key < num_keys:
             count = run_length(call, pair, block + key, num_keys - key)
+            ahead = steps_ahead(call, pair, block + key, count, V_CODES)
             values, row = find_values(call, pair, block + key, count, widened)
             some = moved(weights, key * lanes)
             if hides and not all_finite(values, row, count, size):
                 mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
             else:
-                mix(values, row, some, output, used_lanes(call, panel), count, size)
+                mix(values, row, ahead, some, output, used_lanes(call, panel), count, size)
             key += count
 
     @compiled()

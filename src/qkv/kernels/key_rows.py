@@ -52,13 +52,49 @@ from qkv.kernels.memory import (
     number_of_bits,
     number_of_half,
     pointer,
+    prefetch,
     put_integer,
     put_number,
     short_at,
 )
+from qkv.kernels.widening import (
+    bfloat16_numbers,
+    e4m3_numbers,
+    e5m2_numbers,
+    half_numbers,
+    high_nibbles,
+    int8_numbers,
+    low_nibbles,
+    uint8_numbers,
+    widen_scaled,
+    widen_stepped,
+)
 
-E4M3_SHIFT, E4M3_POWER = 20, np.float32(2.0**120)
-"""An e4m3 code's exponent and fraction, so many places up, are a float32 too small by this power of 2."""
+LINE_NUMBERS = 16
+"""Float32 numbers in one line of the cache."""
+
+widen_halves, widen_bfloat16s = widen_scaled(half_numbers, 2), widen_scaled(bfloat16_numbers, 2)
+widen_e4m3s, widen_e5m2s = widen_scaled(e4m3_numbers, 1), widen_scaled(e5m2_numbers, 1)
+widen_int8s, widen_uint8s = widen_scaled(int8_numbers, 1), widen_stepped(uint8_numbers)
+widen_low_nibbles, widen_high_nibbles = widen_stepped(low_nibbles), widen_stepped(high_nibbles)
+
+
+def request_numbers(size: int) -> int:
+    """Return the float32 numbers that a request takes with the rows, steps and lows behind it."""
+    return 2 * REQUEST_WORDS + (RUN_KEYS + 2) * size
+
+
+@compiled()
+def _in_array(call: Any, place: Any, pair: Any, position: Any) -> Any:
+    b, g = pair // integer_at(call, G), pair % integer_at(call, G)
+    offset = b * integer_at(call, place + BATCH) + g * integer_at(call, place + HEAD)
+    return moved(pointer(integer_at(call, place)), offset + position * integer_at(call, place + QUERY))
+
+
+@compiled()
+def _page(call: Any, pair: Any, position: Any) -> Any:
+    row = integer_at(call, TABLE) + 8 * pair * integer_at(call, TABLE_STEP)
+    return integer_at(row, position // integer_at(call, PAGE_KEYS))
 
 
 @compiled()
@@ -76,7 +112,7 @@ def run_length(call: Any, pair: Any, position: Any, left: Any) -> Any:
 def find_keys(call: Any, pair: Any, position: Any, count: Any, request: Any) -> Any:
     """Return where a run of keys begins, and how many numbers apart its rows are.
 
-    At ``request`` there are `REQUEST_WORDS` words, and behind them room for `RUN_KEYS` rows.
+    At ``request`` there is room for `request_numbers`.
     """
     if integer_at(call, TABLE) == 0:
         return _in_array(call, K, pair, position), integer_at(call, K + QUERY)
@@ -94,6 +130,46 @@ def find_values(call: Any, pair: Any, position: Any, count: Any, request: Any) -
 
 
 @compiled()
+def _item_bytes(element: Any) -> Any:
+    return 1 if element >= FP8_E4M3 else 2
+
+
+@compiled()
+def steps_ahead(call: Any, pair: Any, position: Any, count: Any, codes: Any) -> Any:
+    """Return how many numbers behind a run to ask for, while it is read: where the next run lies.
+
+    The processor guesses how a run goes on, but not where the next page is. In an array it is some rows
+    further on; 0 where codes are widened, which are asked for by `_ask_for_codes`.
+    """
+    if integer_at(call, TABLE) == 0:
+        return RUN_KEYS * integer_at(call, (V if codes == V_CODES else K) + QUERY)
+    if integer_at(call, ELEMENT) != FLOAT32:
+        return 0
+    page, following = _page(call, pair, position), _following_page(call, pair, position + count)
+    page_keys, size = integer_at(call, PAGE_KEYS), integer_at(call, D if codes == K_CODES else D_V)
+    rows = (position + count) % page_keys - position % page_keys
+    return (following - page) // 4 + rows * size if page != 0 and following != 0 else 0
+
+
+@compiled()
+def _following_page(call: Any, pair: Any, position: Any) -> Any:
+    """Return the page of a position that may lie behind the last one, then that of the last."""
+    last = integer_at(call, TABLE_STEP) * integer_at(call, PAGE_KEYS) - 1
+    return _page(call, pair, min(position, last))
+
+
+@compiled()
+def _ask_for_codes(call: Any, pair: Any, position: Any, count: Any, codes: Any, size: Any) -> None:
+    """Ask for the codes of ``count`` rows from a position on, before they are widened."""
+    page, slot = _following_page(call, pair, position), position % integer_at(call, PAGE_KEYS)
+    element = integer_at(call, ELEMENT)
+    row_bytes = size * _item_bytes(element) if element != INT4 else size // 2
+    start = pointer(page + integer_at(call, codes) + slot * row_bytes)
+    for number in range(0, count * row_bytes // 4, LINE_NUMBERS):
+        prefetch(start, number)
+
+
+@compiled()
 def _in_page(call: Any, pair: Any, position: Any, count: Any, request: Any, codes: Any, size: Any) -> Any:
     """Return a run of rows in a page of float32; of any other, and of one that is gone, a widened copy."""
     page, slot = _page(call, pair, position), position % integer_at(call, PAGE_KEYS)
@@ -105,6 +181,7 @@ def _in_page(call: Any, pair: Any, position: Any, count: Any, request: Any, code
         for place in range(count * size):
             put_number(pointer(rows), place, np.float32(0))
         return pointer(rows), size
+    _ask_for_codes(call, pair, position + count, count, codes, size)
     put_integer(request, 0, codes)
     put_integer(request, 1, page)
     put_integer(request, 2, slot)
@@ -125,39 +202,25 @@ def widen(call: Any, request: Any) -> None:
 
 
 @compiled()
-def _in_array(call: Any, place: Any, pair: Any, position: Any) -> Any:
-    b, g = pair // integer_at(call, G), pair % integer_at(call, G)
-    offset = b * integer_at(call, place + BATCH) + g * integer_at(call, place + HEAD)
-    return moved(pointer(integer_at(call, place)), offset + position * integer_at(call, place + QUERY))
-
-
-@compiled()
-def _page(call: Any, pair: Any, position: Any) -> Any:
-    row = integer_at(call, TABLE) + 8 * pair * integer_at(call, TABLE_STEP)
-    return integer_at(row, position // integer_at(call, PAGE_KEYS))
-
-
-@compiled()
 def _widen_keys(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any:
     """Write ``count`` keys of a page as float32 rows of D numbers."""
     size, element = integer_at(call, D), integer_at(call, ELEMENT)
     codes, steps = page + integer_at(call, K_CODES), page + integer_at(call, K_STEPS)
-    lows = page + integer_at(call, K_LOWS)
     if element <= FP8_E5M2:
         _widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
     elif element == INT8:
         _widen_int8(codes, steps, slot, count, size, rows)
     else:
+        # Behind the rows there is room for the steps of all channels.
+        step, low = moved(rows, RUN_KEYS * size), moved(rows, (RUN_KEYS + 1) * size)
+        _widen_floats(FP16, steps, size, step)
+        _widen_floats(FP16, page + integer_at(call, K_LOWS), size, low)
         for key in range(count):
             row = moved(rows, key * size)
             if element == INT4:
-                _unpack(codes + (slot + key) * (size // 2), size, row)
+                _widen_nibbles(codes + (slot + key) * (size // 2), step, low, size, row)
             else:
-                for d in range(size):
-                    put_number(row, d, np.float32(byte_at(codes + (slot + key) * size + d)))
-            for d in range(size):
-                step, low = number_of_half(steps + 2 * d), number_of_half(lows + 2 * d)
-                put_number(row, d, fma(number_at(row, d), step, low))
+                _widen_bytes(codes + (slot + key) * size, step, low, size, row)
 
 
 @compiled()
@@ -171,42 +234,41 @@ def _widen_values(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any
         _widen_int8(codes, steps, slot, count, size, rows)
     else:
         lows, groups = page + integer_at(call, V_LOWS), (size + GROUP - 1) // GROUP
+        step, low = moved(rows, RUN_KEYS * size), moved(rows, (RUN_KEYS + 1) * size)
         for key in range(count):
-            row = moved(rows, key * size)
-            _unpack(codes + (slot + key) * (size // 2), size, row)
             for group in range(groups):
                 place = 2 * ((slot + key) * groups + group)
-                step, low = number_of_half(steps + place), number_of_half(lows + place)
+                one_step, one_low = number_of_half(steps + place), number_of_half(lows + place)
                 for d in range(group * GROUP, min(size, (group + 1) * GROUP)):
-                    put_number(row, d, fma(number_at(row, d), step, low))
-
-
-@compiled()
-def _item_bytes(element: Any) -> Any:
-    return 1 if element >= FP8_E4M3 else 2
+                    put_number(step, d, one_step)
+                    put_number(low, d, one_low)
+            row = moved(rows, key * size)
+            _widen_nibbles(codes + (slot + key) * (size // 2), step, low, size, row)
 
 
 @compiled()
 def _widen_floats(element: Any, codes: Any, count: Any, numbers: Any) -> Any:
     """Widen floating-point codes, which is exact."""
+    one = np.float32(1)
     if element == FP16:
-        for place in range(count):
+        for place in range(widen_halves(codes, one, numbers, count), count):
             put_number(numbers, place, number_of_half(codes + 2 * place))
     elif element == BF16:
-        for place in range(count):
+        for place in range(widen_bfloat16s(codes, one, numbers, count), count):
             put_number(numbers, place, number_of_bits(np.int32(short_at(codes + 2 * place)) << np.int32(16)))
     elif element == FP8_E4M3:
-        for place in range(count):
+        for place in range(widen_e4m3s(codes, one, numbers, count), count):
             put_number(numbers, place, _number_of_e4m3(byte_at(codes + place)))
     else:
-        for place in range(count):
+        for place in range(widen_e5m2s(codes, one, numbers, count), count):
             put_number(numbers, place, _number_of_e5m2(byte_at(codes + place)))
 
 
 @compiled()
 def _number_of_e4m3(code: Any) -> Any:
+    """Return the number of an e4m3 code: moved up, its exponent and fraction are too small by 2^120."""
     magnitude = np.int32(code) & np.int32(0x7F)
-    number = number_of_bits(magnitude << np.int32(E4M3_SHIFT)) * E4M3_POWER
+    number = number_of_bits(magnitude << np.int32(20)) * np.float32(2.0**120)
     number = np.float32(np.nan) if magnitude == 0x7F else number
     return -number if code & 0x80 else number
 
@@ -227,15 +289,26 @@ def _widen_int8(codes: Any, scales: Any, slot: Any, count: Any, size: Any, rows:
     for key in range(count):
         scale, start = number_at(pointer(scales), slot + key), codes + (slot + key) * size
         row = moved(rows, key * size)
-        for d in range(size):
+        for d in range(widen_int8s(start, scale, row, size), size):
             put_number(row, d, np.float32(np.int8(byte_at(start + d))) * scale)
 
 
 @compiled()
-def _unpack(codes: Any, size: Any, row: Any) -> Any:
-    """Write the codes of one row: first the low halves of its bytes, then the high ones."""
+def _widen_bytes(codes: Any, step: Any, low: Any, size: Any, row: Any) -> Any:
+    """Widen a row of unsigned bytes with a step and a low for each channel."""
+    for d in range(widen_uint8s(codes, step, low, row, size), size):
+        code = np.float32(byte_at(codes + d))
+        put_number(row, d, fma(code, number_at(step, d), number_at(low, d)))
+
+
+@compiled()
+def _widen_nibbles(codes: Any, step: Any, low: Any, size: Any, row: Any) -> Any:
+    """Widen a row of half bytes: first the low halves of all, then the high ones."""
     half = size // 2
-    for d in range(half):
-        code = byte_at(codes + d)
-        put_number(row, d, np.float32(code & 15))
-        put_number(row, half + d, np.float32(code >> 4))
+    high_row, high_step, high_low = moved(row, half), moved(step, half), moved(low, half)
+    for d in range(widen_low_nibbles(codes, step, low, row, half), half):
+        code = np.float32(byte_at(codes + d) & 15)
+        put_number(row, d, fma(code, number_at(step, d), number_at(low, d)))
+    for d in range(widen_high_nibbles(codes, high_step, high_low, high_row, half), half):
+        code = np.float32(byte_at(codes + d) >> 4)
+        put_number(high_row, d, fma(code, number_at(high_step, d), number_at(high_low, d)))

@@ -21,6 +21,10 @@ CHAINS = 8
 """Sums that a score is added up from: number d of a key belongs to chain ``d % CHAINS``."""
 
 
+MAXIMA = 4
+"""Maxima that are raised at the same time; the highest of all does not depend on the order."""
+
+
 def tile_product(rows: int, vectors: int, width: int, *, adds: bool, chains: int = 1) -> Any:
     """Make ``c (+)= a b`` for a rectangle held in registers.
 
@@ -140,8 +144,24 @@ def _write_softmax(vectors: int, width: int) -> Callable[..., Any]:
                 writer.store(score, row(key), column)
             return [writer.maximum(score, top) for score, top in zip(scaled, so_far, strict=True)]
 
+        def raise_several(number: Any, so_far: list[Any]) -> list[Any]:
+            """Raise a maximum each for neighbouring keys: one alone would wait for itself."""
+            first, raised = builder.mul(number, index(MAXIMA)), []
+            for place in range(MAXIMA):
+                own = so_far[place * vectors : (place + 1) * vectors]
+                raised += raise_highest(builder.add(first, index(place)), own)
+            return raised
+
         before = [writer.load(highest, column) for column in columns]
-        after = repeat(builder, num_keys, before, raise_highest)
+        num_turns = builder.sdiv(num_keys, index(MAXIMA))
+        several = repeat(builder, num_turns, before * MAXIMA, raise_several)
+        after = several[:vectors]
+        for place in range(1, MAXIMA):
+            others = several[place * vectors : (place + 1) * vectors]
+            after = [writer.maximum(one, other) for one, other in zip(after, others, strict=True)]
+        done = builder.mul(num_turns, index(MAXIMA))
+        rest = builder.sub(num_keys, done)
+        after = repeat(builder, rest, after, lambda key, tops: raise_highest(builder.add(done, key), tops))
         shifts = [_finite(writer, top) for top in after]
         factors = [writer.exp(builder.fsub(top, shift)) for top, shift in zip(before, shifts, strict=True)]
 

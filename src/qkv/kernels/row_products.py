@@ -20,7 +20,7 @@ from qkv.kernels.vectors import VectorWriter, index, repeat
 def row_scores(queries: int, lanes: int) -> Any:
     """Make ``scores = k q^T`` of rows of keys against ``queries`` rows of queries, a power of two.
 
-    The result takes ``(k, k_row, q, q_row, chains, scores, num_keys, depth)``. Row r of the scores,
+    The result takes ``(k, k_row, ahead, q, q_row, chains, scores, num_keys, depth)``. Row r of the scores,
     ``lanes`` numbers apart, gets key r's score for each query. ``chains`` is room for the sums before
     they are added up: (keys, queries, `CHAINS`) numbers. Of both, up to `CHAINS` rows more than there
     are keys are touched.
@@ -34,6 +34,7 @@ def row_scores(queries: int, lanes: int) -> Any:
         typing_context: Any,
         k: Any,
         k_row: Any,
+        ahead: Any,
         q: Any,
         q_row: Any,
         chains: Any,
@@ -42,7 +43,7 @@ def row_scores(queries: int, lanes: int) -> Any:
         depth: Any,
     ) -> Any:
         size = types.intp
-        signature = types.void(k, size, q, size, chains, scores, size, size)
+        signature = types.void(k, size, size, q, size, chains, scores, size, size)
         return signature, _write_scores(queries, lanes)
 
     return product
@@ -50,7 +51,7 @@ def row_scores(queries: int, lanes: int) -> Any:
 
 def _write_scores(queries: int, lanes: int) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        k, k_row, q, q_row, chains, scores, num_keys, depth = arguments
+        k, k_row, ahead, q, q_row, chains, scores, num_keys, depth = arguments
         writer = VectorWriter(builder, CHAINS)
         whole = builder.sdiv(depth, index(CHAINS))
         rest = builder.sub(depth, builder.mul(whole, index(CHAINS)))
@@ -62,6 +63,7 @@ def _write_scores(queries: int, lanes: int) -> Callable[..., Any]:
 
             def step(number: Any, sums: list[Any], load: Callable[..., Any] = writer.load) -> list[Any]:
                 column = builder.mul(number, index(CHAINS))
+                writer.prefetch(row, builder.add(column, ahead))
                 numbers = load(row, column)
                 pairs = zip(q_rows, sums, strict=True)
                 return [writer.fma(numbers, load(query, column), total) for query, total in pairs]
@@ -99,7 +101,7 @@ def _write_scores(queries: int, lanes: int) -> Callable[..., Any]:
 def row_mix(queries: int, vectors: int, width: int, lanes: int) -> Any:
     """Make ``output += weights v`` for ``queries`` rows of output, ``vectors`` of each in registers.
 
-    The result takes ``(v, v_row, weights, output, output_row, num_keys, depth)``. Each number of the
+    The result takes ``(v, v_row, ahead, weights, output, output_row, num_keys, depth)``. Each number of the
     output is one chain over the keys in order. Key r's weights stand ``lanes`` apart.
     """
 
@@ -108,6 +110,7 @@ def row_mix(queries: int, vectors: int, width: int, lanes: int) -> Any:
         typing_context: Any,
         v: Any,
         v_row: Any,
+        ahead: Any,
         weights: Any,
         output: Any,
         output_row: Any,
@@ -115,7 +118,7 @@ def row_mix(queries: int, vectors: int, width: int, lanes: int) -> Any:
         depth: Any,
     ) -> Any:
         size = types.intp
-        signature = types.void(v, size, weights, output, size, size, size)
+        signature = types.void(v, size, size, weights, output, size, size, size)
         return signature, _write_mix(queries, vectors, width, lanes)
 
     return product
@@ -123,7 +126,7 @@ def row_mix(queries: int, vectors: int, width: int, lanes: int) -> Any:
 
 def _write_mix(queries: int, vectors: int, width: int, lanes: int) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        v, v_row, weights, output, output_row, num_keys, depth = arguments
+        v, v_row, ahead, weights, output, output_row, num_keys, depth = arguments
         writer = VectorWriter(builder, width)
         rows = [builder.gep(output, [builder.mul(output_row, index(query))]) for query in range(queries)]
 
@@ -131,6 +134,8 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int) -> Callable[.
             def step(key: Any, sums: list[Any]) -> list[Any]:
                 value = builder.gep(v, [builder.mul(key, v_row)])
                 weight = builder.gep(weights, [builder.mul(key, index(lanes))])
+                for place in places:
+                    writer.prefetch(value, builder.add(place, ahead))
                 vectors, growing = [load(value, place) for place in places], iter(sums)
                 splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]
                 return [writer.fma(one, vector, next(growing)) for one in splats for vector in vectors]

@@ -56,6 +56,22 @@ def test_the_kv_bytes_shown_are_those_of_the_formula(qkv, folder):
     )
 
 
+@pytest.mark.parametrize("weights", ["float32", "bf16", "int8"])
+def test_weights_are_kept_as_asked_for(qkv, folder, weights):
+    _, out, _ = qkv("generate", "ab", "--model", folder, "--max-tokens", 23, "--weights", weights)
+    assert out == f"ab{''.join(generate(load(folder, weights), 'ab', max_tokens=23))}\n"
+    full = "".join(generate(load(folder), "ab", max_tokens=23))
+    assert (out == f"ab{full}\n") == (weights == "float32")
+
+
+def test_weights_of_another_form_are_refused(qkv, folder):
+    status, out, err = qkv("generate", "ab", "--model", folder, "--weights", "int3")
+    assert status != 0
+    assert out == ""
+    assert "int3" in err
+    assert "int8" in err
+
+
 def test_without_a_cache_the_text_is_the_same_and_no_bytes_are_named(qkv, folder):
     _, cached, _ = qkv("generate", "ab", "--model", folder, "--max-tokens", 9)
     status, uncached, err = qkv("generate", "ab", "--model", folder, "--max-tokens", 9, "--no-cache")

@@ -89,6 +89,7 @@ def same_state(one: PagedCache, other: PagedCache) -> None:
 def test_a_loaded_cache_goes_on_with_the_same_bits(policy: str, path: Path):
     cache = run(policy)
     cache.save(path)
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0  # so that numbers are aligned behind it
     other = loaded(path)
     assert other.policy == cache.policy
     same_state(cache, other)
@@ -130,6 +131,17 @@ def test_a_models_own_window_is_known_after_loading(path: Path):
             one.trim(10)
         one.trim(19)
         assert one.length == 19
+
+
+def test_a_loaded_cache_goes_back_as_far_as_the_saved_one(path: Path):
+    """Row 0 of 26 tokens evicted at 25, row 1 of 20 tokens at 19."""
+    cache = run("streaming=7")
+    cache.save(path)
+    for one in (cache, loaded(path)):
+        with pytest.raises(TrimError, match="evicted at length 25"):
+            one.trim(24)
+        one.trim(25)
+        assert one.lengths == (25, 20)
 
 
 @pytest.mark.parametrize("policy", ["", "fp8-e4m3", "latent"])
@@ -227,6 +239,22 @@ def test_a_page_of_several_sequences_is_written_and_loaded_once(path: Path):
     assert other.pool.nbytes == 0
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["longer first", "shorter first"])
+def test_a_shared_page_is_written_as_far_as_any_sequence_goes(order: list[int], path: Path):
+    pool = PagePool()
+    index = PrefixIndex(pool, P)
+    donor = new(pool=pool)
+    step(donor, 13, seed=1)
+    donor.remember_prefix(index, range(13))
+    rows = new(batch_size=2, pool=pool)
+    assert [rows.adopt_prefix(index, range(13), row) for row in range(2)] == [12, 12]
+    rows.rows([1]).trim(10)
+    cache = rows.rows(order)
+    cache.save(path)
+    other = loaded(path)
+    np.testing.assert_array_equal(step(other, 2, seed=3), step(cache, 2, seed=3))
+
+
 # What is refused
 
 
@@ -317,8 +345,9 @@ def test_what_is_no_saved_cache_is_refused(content: bytes, path: Path):
         load_small(path)
 
 
-def test_a_model_is_no_saved_cache(path: Path):
-    save_file({"weight": np.ones(3)}, path)
+@pytest.mark.parametrize("texts", [None, {"kind": "a model", "version": "1"}])
+def test_other_tensors_are_no_saved_cache(texts: dict[str, str] | None, path: Path):
+    save_file({"pages": np.ones(3)}, path, texts)
     with pytest.raises(CacheFileError, match="no saved cache"):
         load_small(path)
 
@@ -377,10 +406,11 @@ def test_a_cache_that_does_not_fit_changes_nothing(path: Path):
     """Idle pages make room for it, but none is given back where that would not be enough."""
     cache = run("int4")
     cache.save(path)
+    open_pages = sum(one.filling.nbytes for one in cache.sequences)  # taken last
     for short, fits in ((1, False), (0, True)):
         pool = PagePool(budget_bytes=cache.nbytes - short)
         index = PrefixIndex(pool, 4)
-        index.insert(range(8), ids := pool.take(50, 2))
+        index.insert(range(4), ids := pool.take(open_pages, 1))
         pool.free(ids)
         if fits:
             assert loaded(path, pool=pool).nbytes == pool.nbytes == cache.nbytes
@@ -388,7 +418,7 @@ def test_a_cache_that_does_not_fit_changes_nothing(path: Path):
         else:
             with pytest.raises(CacheFull):
                 loaded(path, pool=pool)
-            assert (pool.nbytes, index.num_cached_tokens) == (100, 8)
+            assert (pool.nbytes, index.num_cached_tokens) == (open_pages, 4)
         pool.check_integrity()
 
 

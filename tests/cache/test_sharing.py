@@ -287,6 +287,9 @@ def test_what_was_dropped_is_not_remembered(model):
     cache = new_cache(model, "window=5,page=4", pool=index.pool)
     model.logits(DONOR[:11], cache)
     assert cache.remember_prefix(index, DONOR[:11]) == 0
+    pruned = new_cache(model, "heads=10,window=5,page=4", pool=index.pool)  # one head of each layer
+    model.logits(DONOR[:11], pruned)
+    assert pruned.remember_prefix(index, DONOR[:11]) == 0
     evicted = new_cache(model, "streaming=5,page=4", pool=index.pool)
     model.logits(DONOR[:9], evicted)
     assert evicted.remember_prefix(index, DONOR[:9]) == 0

@@ -370,17 +370,49 @@ def test_a_text_runs_to_the_end_of_the_context_without_an_error(model: Model):
         assert reason in ("length", "stop")
 
 
-def test_a_repetition_penalty_counts_prompt_and_new_tokens():
-    """The model likes ids 1, 2 and 3 in this order, and a seen id much less."""
+class Liking(ScriptedModel):
+    """A model that always likes ids 1, 2 and 3, in this order."""
 
-    class Liking(ScriptedModel):
-        def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
-            return np.array([0.0, 3.0, 2.0, 1.0], np.float32)
+    def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
+        return np.array([0.0, 3.0, 2.0, 1.0], np.float32)
 
-    model = Liking([], BYTE_LEVEL)
-    text = generation(model, [1], max_tokens=2, sampling=Sampling(repetition_penalty=10.0))
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(repetition_penalty=10.0), [2, 3, 3, 3]),
+        (Sampling(presence_penalty=2.5), [1, 2, 3, 1]),
+        (Sampling(frequency_penalty=0.6), [1, 1, 2, 1]),
+        (Sampling(bad_words=[[1, 1], [2]]), [3, 1, 3, 1]),
+        (Sampling(logit_bias={3: 4.0}), [3, 3, 3, 3]),
+    ],
+    ids=str,
+)
+def test_penalties_count_what_they_should_of_prompt_and_new_tokens(sampling: Sampling, expected: list[int]):
+    """The prompt is id 1: a repetition and a word's beginning, but neither present nor frequent."""
+    text = generation(Liking([], BYTE_LEVEL), [1], max_tokens=4, sampling=sampling)
     list(text)
-    assert text.new_ids == [2, 3]
+    assert text.new_ids == expected
+
+
+def test_an_end_is_put_off_until_there_are_enough_tokens():
+    model = Liking([], BYTE_LEVEL, end_ids=[1, 3])
+    text = generation(model, [0], max_tokens=9, sampling=Sampling(min_tokens=3))
+    list(text)
+    assert (text.new_ids, text.finish_reason) == ([2, 2, 2], "stop")
+
+
+def test_each_new_token_has_its_logprob_where_they_are_asked_for():
+    text = generation(
+        Liking([], BYTE_LEVEL), [0], max_tokens=2, sampling=Sampling(bad_words=[[1]], logprobs=1)
+    )
+    list(text)
+    sum_of_all = math.log(sum(math.exp(logit) for logit in (0, 3, 2, 1)))
+    assert [one.token_id for one in text.logprobs] == text.new_ids == [2, 2]
+    for one in text.logprobs:
+        assert one.logprob == pytest.approx(2 - sum_of_all)
+        assert one.top == ((1, pytest.approx(3 - sum_of_all)),)
+    assert outcome(silent := generation(Liking([], BYTE_LEVEL), [0], max_tokens=2)) and silent.logprobs == []
 
 
 # Seeds

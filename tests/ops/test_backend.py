@@ -19,9 +19,13 @@ needs_kernels = pytest.mark.skipif(not can_compile(), reason="this machine has n
 @pytest.fixture
 def paths_taken(monkeypatch):
     taken = []
-    for name in ("compiled_path", "dense_path", "tiled_path"):
+
+    def watched(name):
         path = getattr(attention, name)
-        monkeypatch.setattr(attention, name, lambda o, p=path, n=name: taken.append(n) or p(o))
+        return lambda *args, **rules: taken.append(name) or path(*args, **rules)
+
+    for name in ("attend_plainly", "compiled_path", "dense_path", "tiled_path"):
+        monkeypatch.setattr(attention, name, watched(name))
     return taken
 
 
@@ -31,7 +35,8 @@ def test_kernels_take_numpy_float32_and_what_is_summed_in_it(paths_taken):
         for dtype in (np.float32, np.float16, np.float64):
             x = normal(1, 1, 2, 5, 4, dtype=dtype)
             attend(x, x, x)
-    assert paths_taken == ["compiled_path", "compiled_path", "dense_path"]
+            attend(x, x, x, q_lengths=[3])
+    assert paths_taken == ["attend_plainly", *["compiled_path"] * 3, *["dense_path"] * 2]
 
 
 def test_numpy_runs_everything_where_it_is_asked_for(paths_taken):

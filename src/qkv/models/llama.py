@@ -274,19 +274,20 @@ def take_tables(
     checkpoint: Checkpoint, name: str, shape: tuple[int, int], tied: bool
 ) -> tuple[Matrix, Matrix]:
     """Return embedding table and output head: where they are tied one and the same, held once."""
-    table = checkpoint.take_matrix(name, shape)
-    embedding = prepare(table, checkpoint.form)
-    if tied and not checkpoint.holds("lm_head.weight"):
-        return embedding, embedding
-    head = checkpoint.take_matrix("lm_head.weight", shape)
     if not tied:
-        return embedding, prepare(head, checkpoint.form)
-    if not np.array_equal(head, table):
+        embedding, head = (
+            prepare(checkpoint.take_matrix(one, shape), checkpoint.form) for one in (name, "lm_head.weight")
+        )
+        return embedding, head
+    table = checkpoint.take_matrix(name, shape)
+    is_stored = checkpoint.holds("lm_head.weight")
+    if is_stored and not np.array_equal(checkpoint.take_matrix("lm_head.weight", shape), table):
         warnings.warn(
             "lm_head.weight differs from the embedding that config.json ties it to, and is not used",
             CheckpointWarning,
             stacklevel=2,
         )
+    embedding = prepare(table, checkpoint.form)
     return embedding, embedding
 
 

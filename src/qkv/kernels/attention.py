@@ -34,8 +34,9 @@ class Rules(TypedDict, total=False):
     right : int
         How many keys after its own a query sees; ``None`` is no limit.
     slopes, sinks : (H,)
-    tile : Tile or "rows"
-        How queries are held; chosen by how many there are when left out.
+    tile : Tile or str
+        How queries are held: in panels, in `ROWS`, or in rows beside codes of the element that is named;
+        chosen by how many there are when left out.
     splits_keys : bool
         Share out stretches of keys rather than panels of queries; chosen when left out.
     num_workers : int
@@ -257,8 +258,8 @@ def tile_for(queries_per_key_head: int) -> Tile | str:
 
 @cache
 def layout_for(tile: Tile | str) -> Layout:
-    """Return the layout for a tile, or of rows."""
-    return panel_layout(tile) if isinstance(tile, Tile) else row_layout(HOST_TILE)
+    """Return the layout for a tile, or of rows: of float32, or of the element that is named."""
+    return panel_layout(tile) if isinstance(tile, Tile) else row_layout(HOST_TILE, tile)
 
 
 @cache

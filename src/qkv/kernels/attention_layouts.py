@@ -10,6 +10,7 @@ The two differ in where the numbers of queries and of the output under way stand
 products run over them.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qkv.kernels.attention_words import BLOCK_KEYS
@@ -17,7 +18,14 @@ from qkv.kernels.compiler import compiled
 from qkv.kernels.host import Tile
 from qkv.kernels.memory import moved, number_at, put_number
 from qkv.kernels.micro import CHAINS, merge_states, online_softmax, scale_rows, tile_product
-from qkv.kernels.row_products import row_mix, row_scores
+from qkv.kernels.row_products import Codes, row_mix, row_scores
+from qkv.kernels.widening import (
+    bfloat16_numbers,
+    e4m3_numbers,
+    e5m2_numbers,
+    half_numbers,
+    int8_numbers,
+)
 
 ROW_LANES = 8
 """Queries at most in the layout of rows."""
@@ -33,20 +41,24 @@ class Layout(NamedTuple):
     ----------
     lanes : int
         Queries side by side.
+    reads_codes : bool
+        Whether rows are codes in pages, ``k_row`` and ``v_row`` count bytes, and ``scales`` has one number
+        per key.
     chain_numbers : int
         Room that ``score`` needs beside the scores.
     place : ``(lane, d, size)``
         Where number d of a lane's query or output stands.
-    score : ``(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size)``
+    score : ``(k, k_row, scales, ahead, queries, num_lanes, chains, scores, num_keys, size)``
         Scores of a run of keys, ``lanes`` numbers per key.
     softmax : ``(scores, num_keys, scale, highest, denominator, rescale)``
         See `micro.online_softmax`.
     rescale : ``(output, size, num_lanes, factors)``
-    mix : ``(v, v_row, ahead, weights, output, num_lanes, num_keys, size)``
+    mix : ``(v, v_row, scales, ahead, weights, output, num_lanes, num_keys, size)``
     merge : see `micro.merge_states`
     """
 
     lanes: int
+    reads_codes: bool
     chain_numbers: int
     place: Any
     score: Any
@@ -72,7 +84,7 @@ def panel_layout(tile: Tile) -> Layout:
         return d * lanes + lane
 
     @compiled()
-    def score(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size):
+    def score(k, k_row, scales, ahead, queries, num_lanes, chains, scores, num_keys, size):
         whole = num_keys // score_rows * score_rows
         for key in range(0, whole, score_rows):
             beside = moved(scores, key * lanes)
@@ -86,7 +98,7 @@ def panel_layout(tile: Tile) -> Layout:
         rescale_rows(output, size, factors)
 
     @compiled()
-    def mix(v, v_row, ahead, weights, output, num_lanes, num_keys, size):
+    def mix(v, v_row, scales, ahead, weights, output, num_lanes, num_keys, size):
         whole = size // rows * rows
         for d in range(0, whole, rows):
             mix_tile(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
@@ -94,17 +106,39 @@ def panel_layout(tile: Tile) -> Layout:
             mix_row(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
 
     return Layout(
-        lanes, 0, place, score, online_softmax(vectors, width), rescale, mix, merge_states(vectors, width)
+        lanes,
+        False,
+        0,
+        place,
+        score,
+        online_softmax(vectors, width),
+        rescale,
+        mix,
+        merge_states(vectors, width),
     )
 
 
-def row_layout(tile: Tile) -> Layout:
-    """Make the steps for up to `ROW_LANES` queries, each a row; ``tile`` is the processor's."""
+CODES: Mapping[str, Codes] = {
+    "fp16": Codes(2, half_numbers),
+    "bf16": Codes(2, bfloat16_numbers),
+    "fp8-e4m3": Codes(1, e4m3_numbers),
+    "fp8-e5m2": Codes(1, e5m2_numbers),
+    "int8": Codes(1, int8_numbers, is_scaled=True),
+}
+"""Elements whose rows can be read as they are: at most a scale per row belongs to them."""
+
+
+def row_layout(tile: Tile, element: str = "float32") -> Layout:
+    """Make the steps for up to `ROW_LANES` queries, each a row; ``tile`` is the processor's.
+
+    With an element of `CODES` the steps read its codes.
+    """
+    codes = CODES.get(element)
     lanes, width = ROW_LANES, tile.width
     registers = tile.rows * tile.vectors
-    score_1, score_2, score_4, score_8 = (row_scores(count, lanes) for count in (1, 2, 4, 8))
+    score_1, score_2, score_4, score_8 = (row_scores(count, lanes, codes) for count in (1, 2, 4, 8))
     mix_1, mix_2, mix_4, mix_8 = (
-        row_mix(count, min(8, max(1, registers // count)), width, lanes) for count in (1, 2, 4, 8)
+        row_mix(count, min(8, max(1, registers // count)), width, lanes, codes) for count in (1, 2, 4, 8)
     )
 
     @compiled()
@@ -112,15 +146,15 @@ def row_layout(tile: Tile) -> Layout:
         return lane * size + d
 
     @compiled()
-    def score(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size):
+    def score(k, k_row, scales, ahead, queries, num_lanes, chains, scores, num_keys, size):
         if num_lanes == 1:
-            score_1(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+            score_1(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
         elif num_lanes == 2:
-            score_2(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+            score_2(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
         elif num_lanes <= 4:
-            score_4(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+            score_4(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
         else:
-            score_8(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+            score_8(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
 
     @compiled()
     def rescale(output, size, num_lanes, factors):
@@ -131,17 +165,25 @@ def row_layout(tile: Tile) -> Layout:
                     put_number(output, place, number_at(output, place) * factor)
 
     @compiled()
-    def mix(v, v_row, ahead, weights, output, num_lanes, num_keys, size):
+    def mix(v, v_row, scales, ahead, weights, output, num_lanes, num_keys, size):
         if num_lanes == 1:
-            mix_1(v, v_row, ahead, weights, output, size, num_keys, size)
+            mix_1(v, v_row, scales, ahead, weights, output, size, num_keys, size)
         elif num_lanes == 2:
-            mix_2(v, v_row, ahead, weights, output, size, num_keys, size)
+            mix_2(v, v_row, scales, ahead, weights, output, size, num_keys, size)
         elif num_lanes <= 4:
-            mix_4(v, v_row, ahead, weights, output, size, num_keys, size)
+            mix_4(v, v_row, scales, ahead, weights, output, size, num_keys, size)
         else:
-            mix_8(v, v_row, ahead, weights, output, size, num_keys, size)
+            mix_8(v, v_row, scales, ahead, weights, output, size, num_keys, size)
 
     chain_numbers = (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
     return Layout(
-        lanes, chain_numbers, place, score, online_softmax(1, lanes), rescale, mix, merge_states(1, lanes)
+        lanes,
+        codes is not None,
+        chain_numbers,
+        place,
+        score,
+        online_softmax(1, lanes),
+        rescale,
+        mix,
+        merge_states(1, lanes),
     )

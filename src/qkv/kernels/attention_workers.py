@@ -56,6 +56,7 @@ from qkv.kernels.attention_words import (
     HAS_SLOPES,
     HEAD_NUMBERS,
     K_CODES,
+    K_STEPS,
     LSE,
     MASK,
     NUMBERS,
@@ -64,12 +65,14 @@ from qkv.kernels.attention_words import (
     PANELS,
     PARTS,
     REQUEST_WORDS,
+    SHARES_VALUES,
     SPANS,
     SPLITS,
     STRETCH,
     STRETCH_KEYS,
     STRETCHES,
     V_CODES,
+    V_STEPS,
     WORKERS,
     WORKSPACE,
     WORKSPACE_SIZE,
@@ -79,7 +82,14 @@ from qkv.kernels.attention_words import (
     T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
-from qkv.kernels.key_rows import find_keys, find_values, request_numbers, run_length, steps_ahead
+from qkv.kernels.key_rows import (
+    find_codes,
+    find_keys,
+    find_values,
+    request_numbers,
+    run_length,
+    steps_ahead,
+)
 from qkv.kernels.launch import run_at
 from qkv.kernels.memory import (
     address_of,
@@ -111,6 +121,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
     seen: output (D_v, lanes), highest score (lanes) and denominator (lanes).
     """
     lanes, chain_numbers, place = layout.lanes, layout.chain_numbers, layout.place
+    reads_codes = layout.reads_codes
     score, softmax, rescale_output = layout.score, layout.softmax, layout.rescale
     mix, merge = layout.mix, layout.merge
     fill, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = make_panel_steps(lanes, place)
@@ -151,37 +162,47 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
     @compiled()
     def score_block(call, pair, panel, queries, scores, chains, widened, block, num_keys):
         """Compute the scores of a block of keys, run by run as they lie in memory."""
-        size, key = integer_at(call, D), 0
+        size, key, used = integer_at(call, D), 0, used_lanes(call, panel)
         while key < num_keys:
-            count = run_length(call, pair, block + key, num_keys - key)
-            ahead = steps_ahead(call, pair, block + key, count, K_CODES)
-            keys, row = find_keys(call, pair, block + key, count, widened)
-            score(
-                keys,
-                row,
-                ahead,
-                queries,
-                used_lanes(call, panel),
-                chains,
-                moved(scores, key * lanes),
-                count,
-                size,
-            )
+            some, position = moved(scores, key * lanes), block + key
+            count = run_length(call, pair, position, num_keys - key)
+            if reads_codes:
+                keys, row, scales, ahead = find_codes(call, pair, position, count, K_CODES, K_STEPS, size)
+                if row == 0:  # a page that is gone: no query sees its keys
+                    for number in range(count * lanes):
+                        put_number(some, number, np.float32(0))
+                else:
+                    score(keys, row, scales, ahead, queries, used, chains, some, count, size)
+            else:
+                keys, row = find_keys(call, pair, position, count, widened)
+                ahead = steps_ahead(call, pair, position, count, K_CODES)
+                score(keys, row, keys, ahead, queries, used, chains, some, count, size)
             key += count
 
     @compiled()
     def mix_block(call, pair, panel, weights, scores, hides, output, widened, block, num_keys):
         """Add a block of weighted values to the output, run by run as they lie in memory."""
-        size, key = integer_at(call, D_V), 0
+        size, key, used = integer_at(call, D_V), 0, used_lanes(call, panel)
+        codes, steps = (K_CODES, K_STEPS) if integer_at(call, SHARES_VALUES) else (V_CODES, V_STEPS)
+        stored_size = integer_at(call, D) if integer_at(call, SHARES_VALUES) else size
         while key < num_keys:
-            count = run_length(call, pair, block + key, num_keys - key)
-            ahead = steps_ahead(call, pair, block + key, count, V_CODES)
-            values, row = find_values(call, pair, block + key, count, widened)
-            some = moved(weights, key * lanes)
-            if hides and not all_finite(values, row, count, size):
+            some, position = moved(weights, key * lanes), block + key
+            count = run_length(call, pair, position, num_keys - key)
+            careful = False
+            if hides or not reads_codes:
+                values, row = find_values(call, pair, position, count, widened)
+                careful = hides and not all_finite(values, row, count, size)
+            if careful:
                 mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
+            elif reads_codes:
+                values, row, scales, ahead = find_codes(
+                    call, pair, position, count, codes, steps, stored_size
+                )
+                if row != 0:
+                    mix(values, row, scales, ahead, some, output, used, count, size)
             else:
-                mix(values, row, ahead, some, output, used_lanes(call, panel), count, size)
+                ahead = steps_ahead(call, pair, position, count, V_CODES)
+                mix(values, row, values, ahead, some, output, used, count, size)
             key += count
 
     @compiled()

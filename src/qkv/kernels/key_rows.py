@@ -170,6 +170,22 @@ def _ask_for_codes(call: Any, pair: Any, position: Any, count: Any, codes: Any, 
 
 
 @compiled()
+def find_codes(call: Any, pair: Any, position: Any, count: Any, codes: Any, steps: Any, size: Any) -> Any:
+    """Return where a run of codes begins, its rows' bytes, its scales, and how far behind it the next lies.
+
+    0 bytes where the page is gone.
+    """
+    page, slot = _page(call, pair, position), position % integer_at(call, PAGE_KEYS)
+    row_bytes = size * _item_bytes(integer_at(call, ELEMENT))
+    start = pointer(page + integer_at(call, codes) + slot * row_bytes)
+    scales = pointer(page + integer_at(call, steps) + 4 * slot)
+    following = _following_page(call, pair, position + count)
+    rows = (position + count) % integer_at(call, PAGE_KEYS) - slot
+    ahead = following - page + rows * row_bytes
+    return start, row_bytes if page != 0 else 0, scales, ahead
+
+
+@compiled()
 def _in_page(call: Any, pair: Any, position: Any, count: Any, request: Any, codes: Any, size: Any) -> Any:
     """Return a run of rows in a page of float32; of any other, and of one that is gone, a widened copy."""
     page, slot = _page(call, pair, position), position % integer_at(call, PAGE_KEYS)

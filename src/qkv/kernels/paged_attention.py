@@ -21,11 +21,13 @@ from qkv.kernels.attention import (
     with_whole_heads,
     workers_for,
 )
+from qkv.kernels.attention_layouts import CODES, ROW_LANES
 from qkv.kernels.attention_sums import make_sums_worker, sums_workspace_numbers
 from qkv.kernels.attention_words import STRETCH_KEYS
-from qkv.kernels.host import Tile
+from qkv.kernels.host import HOST_TILE, Tile
 from qkv.kernels.key_rows import widen
 from qkv.kernels.launch import address, code_address, launch
+from qkv.kernels.micro import CHAINS
 
 
 class Pages(NamedTuple):
@@ -108,6 +110,8 @@ def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) 
     """
     (B, H, T, D), G = q.shape, pages.table.shape[1]
     S = int(reach.kv_lengths.max(initial=0))
+    if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
+        rules["tile"] = pages.element
     prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), right=0, **rules)
     _put_pages(prepared.call, pages, reach)
     return run(prepared.call, prepared, q)
@@ -161,6 +165,12 @@ def sum_columns(
     call[words.FACTORS : words.NUM_WORDS] = 0 if factors is None else address(factors), address(columns)
     launch(_sums_worker(tile), call, num_workers)
     return columns[..., :S]
+
+
+def _reads_codes(pages: Pages, queries_per_key_head: int, D: int) -> bool:
+    """Whether codes go straight from a page into the products: for few queries, and whole vectors."""
+    whole = D % CHAINS == 0 and pages.value_dim % HOST_TILE.width == 0
+    return whole and queries_per_key_head <= ROW_LANES and pages.element in CODES
 
 
 def _rows(pages: Pages, reach: Reach, T: int) -> Words:

@@ -114,7 +114,9 @@ class SlowCache:
             return [[token.position for token in head] for head in heads]
         if name == "h2o":
             age = self.policy.eviction.scoring.by_age
-            return [[t.score / (self.lengths[layer] - t.position if age else 1) for t in head] for head in heads]
+            return [
+                [t.score / (self.lengths[layer] - t.position if age else 1) for t in head] for head in heads
+            ]
         if name == "tova":
             last = np.concatenate([weights[:, -1] for weights in self.weights])
             return eviction_reference.last_query(last, len(heads))
@@ -136,7 +138,9 @@ class SlowCache:
     def _round_trip(self, pairs: list) -> list:
         """Store the keys and values of tokens together, and read them again."""
         k, v = (np.array([pair[side] for pair in pairs], np.float32) for side in (0, 1))
-        k, v = (codec.decode(codec.encode(x)) for codec, x in ((self.element.keys, k), (self.element.values, v)))
+        k, v = (
+            codec.decode(codec.encode(x)) for codec, x in ((self.element.keys, k), (self.element.values, v))
+        )
         return [self._pair(*rows) for rows in zip(k, v, strict=True)]
 
     def _encode_full_pages(self, head: list[Token]) -> None:

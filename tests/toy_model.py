@@ -43,7 +43,8 @@ class ToyModel:
         return step.unpack(x)
 
     def unembed(self, x: np.ndarray) -> np.ndarray:
-        return 3 * sum((x[..., d, None] * self.head[:, d] for d in range(D)), np.float32(0))
+        along, across = (x[..., d, None] * self.head[:, d] for d in range(D))
+        return 3 * (along + across)
 
     def logits(self, ids: Any, cache: StepCache | None = None, mask: Any = None) -> np.ndarray:
         assert mask is None
@@ -64,10 +65,10 @@ class ScriptedModel(ToyModel):
         self.script, self.tokenizer = list(script), tokenizer
 
     def hidden(self, ids: Any, cache: StepCache | None = None) -> np.ndarray:
-        super().hidden(ids, cache)
         assert cache is not None
-        ends = cache.positions(np.size(ids))
-        return ends[..., None].astype(np.float32)
+        positions = cache.positions(np.size(ids))
+        super().hidden(ids, cache)
+        return positions[..., None].astype(np.float32)
 
     def unembed(self, x: np.ndarray) -> np.ndarray:
         logits = np.zeros((*x.shape[:-1], self.vocab_size), np.float32)

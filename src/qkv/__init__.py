@@ -28,7 +28,9 @@ from qkv.errors import (
     PromptError,
     CheckpointError,
     NumericError,
+    CacheFull,
     CacheFileError,
+    TrimError,
     PlanError,
     CheckpointWarning,
 )
@@ -58,7 +60,9 @@ __all__ = [
     "PromptError",
     "CheckpointError",
     "NumericError",
+    "CacheFull",
     "CacheFileError",
+    "TrimError",
     "PlanError",
     "CheckpointWarning",
 ]

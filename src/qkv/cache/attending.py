@@ -209,10 +209,10 @@ def _pages(tables: Sequence[PageTable], layer: int) -> Any:
     layout = tables[0].layout
     addresses = [table.addresses[layer] for table in tables]
     width = max(some.shape[1] for some in addresses)
-    stacked = addresses[0][None] if len(addresses) == 1 else np.stack([_widened(x, width) for x in addresses])
+    stacked = np.stack([x if x.shape[1] == width else _widened(x, width) for x in addresses])
     at = {name: section.offset for name, section in layout.sections.items()}
     return Pages(
-        table=np.ascontiguousarray(stacked),
+        table=stacked,
         page_size=layout.P,
         element=layout.element,
         value_dim=layout.D_v,

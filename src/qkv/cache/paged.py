@@ -29,7 +29,7 @@ from qkv.cache.room import check_room, step_nbytes
 from qkv.cache.saving import open_saved, save_sequences
 from qkv.cache.sharing import adopt, check_shareable, namespace, remember
 from qkv.cache.tables import Counts, SequenceTables, between
-from qkv.cache.trimming import check_trim, forget_unfinished, trim_sequence
+from qkv.cache.trimming import check_trim, check_unfinished, forget_unfinished, trim_sequence
 from qkv.cache.windows import NO_WINDOW, head_windows, pages_behind
 from qkv.errors import OptionError, ShapeError
 from qkv.shapes import Array, Keys, Queries, Values
@@ -152,8 +152,7 @@ class PagedCache:
         """
         check_rows(self.shape, self.batch_size, k, v)
         new = _counts(self.batch_size, k.shape[2], lengths)
-        for one in self.sequences:
-            forget_unfinished(one, slice(None) if layer == 0 else slice(layer, layer + 1), self.policy)
+        self._begin(layer)
         if layer == 0:
             check_room(self.sequences, new, self.budgets, self.policy)
         at_once = layer == 0 and self._takes_at_once
@@ -406,7 +405,7 @@ class PagedCache:
         Raises
         ------
         OptionError
-            If there is none, one comes twice, or they differ in policy, pool or shape.
+            If there is none, one comes twice, or they differ in model, policy or pool.
 
         Examples
         --------
@@ -416,9 +415,9 @@ class PagedCache:
         2
         """
         sequences = [one for cache in caches for one in cache.sequences]
-        kinds = {(cache.policy, cache.shape, id(cache.pool)) for cache in caches}
+        kinds = {(cache.policy, cache.shape, cache.fingerprint, id(cache.pool)) for cache in caches}
         if len(kinds) != 1 or len(set(map(id, sequences))) < len(sequences):
-            raise OptionError("expected caches of one policy, pool and shape, each once; join those that are")
+            raise OptionError("expected caches of one model, policy and pool, each once; join those that are")
         for cache in caches:  # what one learns of the model's windows the others are to know
             cache._model_windows = caches[0]._model_windows
         return caches[0]._with(sequences, [drops for cache in caches for drops in cache.drops])
@@ -475,6 +474,15 @@ class PagedCache:
         if eviction is None:
             return None
         return layer_budgets(eviction.name, eviction.budget, self.shape.num_layers, self.policy.sinks)
+
+    def _begin(self, layer: int) -> None:
+        """Go back to where the last finished step ended."""
+        layers = slice(None) if layer == 0 else slice(layer, layer + 1)
+        if layer == 0:
+            for one in self.sequences:
+                check_unfinished(one, self.policy)
+        for one in self.sequences:
+            forget_unfinished(one, layers)
 
     @property
     def _takes_at_once(self) -> bool:

@@ -37,21 +37,18 @@ def trim_sequence(one: SequenceTables, length: int) -> None:
     one.evicted_at = min(one.evicted_at, length)
 
 
-def forget_unfinished(one: SequenceTables, layers: slice, policy: Policy) -> None:
-    """Take back what a step left in some layers that did not come to the last one.
-
-    Raises
-    ------
-    TrimError
-        If the step has evicted tokens; then nothing has changed.
-    """
-    if (one.tokens[layers] == one.length).all():
-        return
-    if one.length:
+def check_unfinished(one: SequenceTables, policy: Policy) -> None:
+    """Raise `TrimError` if a step that did not come to the last layer has evicted tokens."""
+    if one.unfinished and one.length:
         _check_evicted(one, one.length, policy)
-    one.cut(layers, _finished(one)[layers])
-    one.tokens[layers] = one.length
-    one.evicted_at = min(one.evicted_at, one.length)
+
+
+def forget_unfinished(one: SequenceTables, layers: slice) -> None:
+    """Take back what such a step has left in some layers, which `check_unfinished` has allowed."""
+    if (one.tokens[layers] != one.length).any():
+        one.cut(layers, _finished(one)[layers])
+        one.tokens[layers] = one.length
+        one.evicted_at = min(one.evicted_at, one.length)
 
 
 def _finished(one: SequenceTables) -> Counts:

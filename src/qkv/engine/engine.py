@@ -197,6 +197,8 @@ class Engine:
         runs = self._scheduler.plan()
         if not runs:
             return None
+        for run in runs:
+            run.choice.begin(started)
         try:
             rows = run_texts(self.model, runs)
             memory = self._scheduler.memory

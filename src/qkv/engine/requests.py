@@ -171,6 +171,11 @@ class Choice:
         request = self.request
         return request.prompt_logprobs is not None and len(self.prompt_logprobs) < len(request.prompt_ids) - 1
 
+    def begin(self, now: float) -> None:
+        """Note when its first step began."""
+        if self.admitted is None:
+            self.admitted = now
+
     def say(self, logits: Logits) -> FinishReason | None:
         """Choose the next token, and show what text it gives; return why the text ends with it, if it does.
 

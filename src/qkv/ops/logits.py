@@ -45,7 +45,7 @@ def logit_row(logits: NDArray) -> Row:
     >>> logit_row(np.array([1.5, -np.inf], np.float16)).tolist()
     [1.5, -inf]
     """
-    row = np.ascontiguousarray(logits, np.float64)
+    row = np.asarray(logits, np.float64)
     if not np.isfinite(row.max()):  # one NaN makes the maximum NaN
         raise NumericError(
             "a logit is NaN or infinitely high, or all are infinitely low, so no token can be chosen; "

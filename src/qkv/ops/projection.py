@@ -40,7 +40,7 @@ def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
 
 
 def prepare(weight: Array, form: "Form | None" = None) -> Any:
-    """Lay a weight out as the kernels read it, where they are in use; it is then only for `project`.
+    """Lay a weight out as the kernels read it, where they are in use: for `project` and `embed` alone.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from qkv.cache import CacheShape, PagedCache, PagePool, Policy, Rotation
+from qkv.cache.attending import positions_of
 from qkv.cache.elements import ELEMENTS
 from qkv.ops.backend import Backend, can_compile
 from qkv.ops.rotary import Rotary, rotary_frequencies
@@ -146,3 +147,12 @@ def state_of(cache: PagedCache) -> tuple:
         pages = [cache.pool.page(i).tobytes() for table in one.tables for i in table.ids[table.present]]
         seen.append((one.held.tolist(), one.tokens.tolist(), one.evicted_at, tables, pages, len(drops)))
     return cache.pool.nbytes, cache.nbytes, seen
+
+
+def positions(cache: PagedCache, row: int, layer: int) -> list[list[int]]:
+    """Where in the text the tokens held stand; with a window, those that have fallen behind it count."""
+    one = cache.sequences[row]
+    counts = one.held[layer].tolist()
+    if cache.policy.eviction is None:
+        return [list(range(count)) for count in counts]
+    return [positions_of(one, layer, g, count).tolist() for g, count in enumerate(counts)]

@@ -94,11 +94,15 @@ def test_tokens_are_shown_as_they_are_spelled_brackets_and_line_ends_too(folder)
     tokenizer = load(folder).tokenizer
     assert tokenizer is not None
     begin, opening, closing, newline = tokenizer.encode("[]\n")
-    half = tokenizer.encode("é")[1]
+    _, half, other_half = tokenizer.encode("é")
+    tokenizer.core.add_tokens(["[bold]"])
+    (markup,) = tokenizer.encode("[bold]", add_special_tokens=False)
     assert table_of(tokenizer, begin, Divergence(3, opening, closing)).endswith("3 ']' not '['")
     assert table_of(tokenizer, begin, Divergence(3, newline, opening)).endswith(r"3 '[' not '\n'")
+    assert table_of(tokenizer, begin, Divergence(3, opening, markup)).endswith("3 '[bold]' not '['")
     # One byte of a character, and a token without a text: as the vocabulary has them.
     assert table_of(tokenizer, begin, Divergence(3, begin, half)).endswith("3 'Ã' not '<s>'")
+    assert table_of(tokenizer, begin, Divergence(3, begin, other_half)).endswith("3 '©' not '<s>'")
     assert table_of(tokenizer, begin, Divergence(3, begin, 262)).endswith("3 '#262' not '<s>'")
 
 

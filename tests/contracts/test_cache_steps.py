@@ -51,18 +51,22 @@ def test_a_step_of_a_fork_fits_whole_or_not_at_all(policy: str, sizes: Sizes):
     texts.step(cache, STEPS[0])
     fork = cache.fork()
     for counts, output in zip(STEPS[1:3], outputs[1:], strict=True):
-        step = cache.layout.while_filling.nbytes // 2 + 1
-        for budget in range(cache.pool.nbytes, cache.pool.nbytes + 200 * step, step):
-            cache.pool.budget_bytes = budget
-            state = state_of(fork)
-            try:
-                got = texts.step(fork, counts)
-                break
-            except CacheFull:
-                assert state_of(fork) == state
-        np.testing.assert_array_equal(got, output)
+        cache.pool.budget_bytes = cache.pool.nbytes
+        np.testing.assert_array_equal(step_once_it_fits(texts, fork, counts), output)
     cache.pool.budget_bytes = 10**9
     np.testing.assert_array_equal(texts.step(cache, STEPS[1]), outputs[1])
+
+
+def step_once_it_fits(texts: Texts, cache: PagedCache, counts: tuple[int, ...]) -> np.ndarray:
+    """Run a step with more and more bytes at hand."""
+    while True:
+        state = state_of(cache)
+        try:
+            return texts.step(cache, counts)
+        except CacheFull:
+            assert state_of(cache) == state
+            assert cache.pool.budget_bytes is not None
+            cache.pool.budget_bytes += cache.layout.nbytes // 2 + 1
 
 
 def test_a_budget_that_cannot_hold_one_step_is_one_clear_error():

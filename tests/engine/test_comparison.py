@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny_deepseek
-from qkv.cache import Cache, CacheShape, PagedCache, Policy
+from qkv.cache import Cache, CacheShape, PagedCache, Policy, StepCache
 from qkv.engine import Generation, comparison
 from qkv.engine.compared import Compared, Comparison, Divergence, NotCompared
 from qkv.engine.comparison import compare, default_policies, kl_divergence, log_probabilities
@@ -31,7 +31,7 @@ class ScriptedModel:
         self.end_ids = frozenset(options.get("end_ids", ()))
         self.context_length = options.get("context_length", 1000)
         self.cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=1)
-        self.rotation, self.fingerprint = None, ""
+        self.rotation, self.fingerprint, self.vocab_size = None, "", 1000
         self.given: dict[str, list[list[int]]] = {name: [] for name in script}
 
     def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
@@ -44,6 +44,12 @@ class ScriptedModel:
         return np.asarray(self.script[str(cache.policy)][len(given) - 1], np.float32)
 
     def logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
+        raise AssertionError("comparing needs the last logits only")
+
+    def hidden(self, ids: Any, cache: StepCache | None = None) -> np.ndarray:
+        raise AssertionError("comparing needs the last logits only")
+
+    def unembed(self, x: Any) -> np.ndarray:
         raise AssertionError("comparing needs the last logits only")
 
 

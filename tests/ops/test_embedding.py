@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -51,3 +53,12 @@ def test_rows_of_int8_worked_by_hand():
     table[0, [0, 1]] = 127, 0.4
     got = embed(np.array([1, 0]), pack(table, "int8"))
     assert got[:, [0, 1, 32]].tolist() == [[254, -64, 127], [127, 0, 0]]
+
+
+def test_a_few_rows_take_no_copy_of_the_table():
+    weight = pack(normal(3, 4099, 67, dtype=np.float32), "bfloat16")
+    tracemalloc.start()
+    embed(np.array([4098, 0, 7]), weight)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < weight.nbytes / 10

@@ -90,7 +90,8 @@ def attend(
     (B, H, T, D), (_, G, S, value_size) = q.shape, v.shape
     sizes = Sizes(B, H, G, T, S, D, value_size)
     if q_lengths is None and kv_lengths is None and isinstance(offsets, int) and _is_plain(**rules):
-        prepared = _prepare_plain(sizes, offsets, left, **rules)
+        prepare_once: Any = _prepare_plain
+        prepared = prepare_once(sizes, offsets, left, **rules)
     else:
         rows = rows_of(
             (B, G),

@@ -160,50 +160,68 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
                         put_number(output, place(lane, d, size), fma(value, weight, total))
 
     @compiled()
-    def score_block(call, pair, panel, queries, scores, chains, widened, block, num_keys):
+    def score_rows(call, pair, panel, queries, scores, chains, widened, block, num_keys):
         """Compute the scores of a block of keys, run by run as they lie in memory."""
         size, key, used = integer_at(call, D), 0, used_lanes(call, panel)
         while key < num_keys:
             some, position = moved(scores, key * lanes), block + key
             count = run_length(call, pair, position, num_keys - key)
-            if reads_codes:
-                keys, row, scales, ahead = find_codes(call, pair, position, count, K_CODES, K_STEPS, size)
-                if row == 0:  # a page that is gone: no query sees its keys
-                    for number in range(count * lanes):
-                        put_number(some, number, np.float32(0))
-                else:
-                    score(keys, row, scales, ahead, queries, used, chains, some, count, size)
-            else:
-                keys, row = find_keys(call, pair, position, count, widened)
-                ahead = steps_ahead(call, pair, position, count, K_CODES)
-                score(keys, row, keys, ahead, queries, used, chains, some, count, size)
+            keys, row = find_keys(call, pair, position, count, widened)
+            ahead = steps_ahead(call, pair, position, count, K_CODES)
+            score(keys, row, keys, ahead, queries, used, chains, some, count, size)
             key += count
 
     @compiled()
-    def mix_block(call, pair, panel, weights, scores, hides, output, widened, block, num_keys):
+    def score_codes(call, pair, panel, queries, scores, chains, widened, block, num_keys):
+        """As `score_rows`, from the codes of the keys."""
+        size, key, used = integer_at(call, D), 0, used_lanes(call, panel)
+        while key < num_keys:
+            some, position = moved(scores, key * lanes), block + key
+            count = run_length(call, pair, position, num_keys - key)
+            keys, row, scales, ahead = find_codes(call, pair, position, count, K_CODES, K_STEPS, size)
+            if row != 0:
+                score(keys, row, scales, ahead, queries, used, chains, some, count, size)
+            else:  # the page is gone: no query sees its keys
+                for number in range(count * lanes):
+                    put_number(some, number, np.float32(0))
+            key += count
+
+    @compiled()
+    def mix_rows(call, pair, panel, weights, scores, hides, output, widened, block, num_keys):
         """Add a block of weighted values to the output, run by run as they lie in memory."""
         size, key, used = integer_at(call, D_V), 0, used_lanes(call, panel)
-        codes, steps = (K_CODES, K_STEPS) if integer_at(call, SHARES_VALUES) else (V_CODES, V_STEPS)
-        stored_size = integer_at(call, D) if integer_at(call, SHARES_VALUES) else size
         while key < num_keys:
             some, position = moved(weights, key * lanes), block + key
             count = run_length(call, pair, position, num_keys - key)
-            careful = False
-            if hides or not reads_codes:
-                values, row = find_values(call, pair, position, count, widened)
-                careful = hides and not all_finite(values, row, count, size)
-            if careful:
+            values, row = find_values(call, pair, position, count, widened)
+            if hides and not all_finite(values, row, count, size):
                 mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
-            elif reads_codes:
-                values, row, scales, ahead = find_codes(
-                    call, pair, position, count, codes, steps, stored_size
-                )
-                if row != 0:
-                    mix(values, row, scales, ahead, some, output, used, count, size)
             else:
                 ahead = steps_ahead(call, pair, position, count, V_CODES)
                 mix(values, row, values, ahead, some, output, used, count, size)
             key += count
+
+    @compiled()
+    def mix_codes(call, pair, panel, weights, scores, hides, output, widened, block, num_keys):
+        """As `mix_rows`, from the codes of the values."""
+        size, key, used = integer_at(call, D_V), 0, used_lanes(call, panel)
+        shares = integer_at(call, SHARES_VALUES) != 0
+        codes, steps = (K_CODES, K_STEPS) if shares else (V_CODES, V_STEPS)
+        stored_size = integer_at(call, D) if shares else size
+        while key < num_keys:
+            some, position, careful = moved(weights, key * lanes), block + key, False
+            count = run_length(call, pair, position, num_keys - key)
+            if hides:
+                values, row = find_values(call, pair, position, count, widened)
+                careful = not all_finite(values, row, count, size)
+                if careful:
+                    mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
+            stored, apart, scales, ahead = find_codes(call, pair, position, count, codes, steps, stored_size)
+            if apart != 0 and not careful:
+                mix(stored, apart, scales, ahead, some, output, used, count, size)
+            key += count
+
+    score_block, mix_block = (score_codes, mix_codes) if reads_codes else (score_rows, mix_rows)
 
     @compiled()
     def tidy(call, scratch):

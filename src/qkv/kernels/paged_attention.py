@@ -112,7 +112,8 @@ def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) 
     S = int(reach.kv_lengths.max(initial=0))
     if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
         rules["tile"] = pages.element
-    prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), right=0, **rules)
+    rules["right"] = 0
+    prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), **rules)
     _put_pages(prepared.call, pages, reach)
     return run(prepared.call, prepared, q)
 

@@ -62,7 +62,7 @@ class PackedWeight:
         return numbers
 
     def rows(self, ids: NDArray[np.integer]) -> NDArray[np.float32]:
-        """Return some rows, (len(ids), E_in), as `unpack` gives them: what a table of vectors is asked for."""
+        """Return some rows, (len(ids), E_in), as `unpack` gives them: what is asked of a table of vectors."""
         panel, column = np.divmod(ids, self.tile.columns)
         numbers = self._widened(self.panels[panel, :, column])
         if self.form == "int8":

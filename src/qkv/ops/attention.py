@@ -21,6 +21,10 @@ DENSE_UP_TO_SCORES = 128 * 128
 """Up to so many scores per head the dense path is as fast as the tiled one; see `make bench`."""
 
 
+PLAIN = int, float, tuple, type(None)
+"""What a rule may be for a call to be told from others by its rules."""
+
+
 class Attended(NamedTuple):
     """What a path computed: output ``(B, H, T, D)``, weights ``(B, H, T, S)`` if it has them, lse."""
 
@@ -120,8 +124,9 @@ def attend(
     (1, 4, 5, 8)
     """
     arrays = mask, bias, sinks, alibi_slopes, q_lengths, kv_lengths
-    plain = not return_weights and all(one is None for one in arrays) and not isinstance(window, list)
-    if plain and takes_plainly(q, k, v):
+    numbers = window, scale, softcap
+    plain = all(one is None for one in arrays) and all(isinstance(one, PLAIN) for one in numbers)
+    if plain and not return_weights and takes_plainly(q, k, v):
         output, lse = attend_plainly(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap)
         return (output, lse) if return_lse else output
     attended = attend_by(

@@ -1,9 +1,11 @@
 """Caches of several policies on one pool, in any order of steps: each holds its own tokens and no others'."""
 
+from collections.abc import Sequence
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cache_cases import positions
 from qkv.cache import CacheShape, PagedCache, PagePool
@@ -28,101 +30,97 @@ POLICIES = [
 TOLERANCE = {"int4": 0.6, "int8-kivi": 0.05}
 """Of elements that encode pages together, and anew when tokens are evicted."""
 
+PLACES, TOKEN = st.integers(0, 3), st.integers(0, VOCABULARY - 1)
+TOKENS = st.lists(TOKEN, max_size=7)
+
 _rng = np.random.default_rng(0)
 Q, K, V = (_rng.normal(size=(VOCABULARY, L, heads, D)).astype(np.float32) for heads in (H, G, G))
 
 
 class Caches(RuleBasedStateMachine):
-    """Caches of two rows each, and beside each the texts that it was given."""
+    """Four places for caches of two rows each, and beside each the texts that it was given."""
 
-    @initialize(budget=st.integers(2_000, 12_000))
-    def begin(self, budget: int) -> None:
+    @initialize(budget=st.integers(3_000, 15_000), policies=st.tuples(*[st.sampled_from(POLICIES)] * 4))
+    def begin(self, budget: int, policies: tuple[str, ...]) -> None:
         self.pool = PagePool(budget, lambda nbytes: np.full(nbytes, 255, np.uint8))
-        self.caches: list[tuple[PagedCache, list[list[int]]]] = []
+        self.caches = [self._new(policy) for policy in policies]
+        self.texts: list[list[list[int]]] = [[[], []] for _ in policies]
 
-    @precondition(lambda self: len(self.caches) < 5)
-    @rule(policy=st.sampled_from(POLICIES))
-    def make(self, policy: str) -> None:
-        self.caches.append((PagedCache(CacheShape(L, G, D), policy, 2, pool=self.pool), [[], []]))
+    @rule(place=PLACES, policy=st.sampled_from(POLICIES))
+    def make(self, place: int, policy: str) -> None:
+        self.caches[place].free()
+        self.caches[place], self.texts[place] = self._new(policy), [[], []]
 
-    @precondition(lambda self: self.caches)
-    @rule(data=st.data(), which=st.integers(0, 4), interrupts=st.booleans())
-    def step(self, data: st.DataObject, which: int, interrupts: bool) -> None:
+    @rule(place=PLACES, new=st.tuples(TOKENS, TOKENS), interrupts=st.booleans())
+    def step(self, place: int, new: tuple[list[int], list[int]], interrupts: bool) -> None:
         """Run some tokens of each row, or only a first layer."""
-        cache, texts = self.caches[which % len(self.caches)]
-        tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=7)
-        new = [data.draw(tokens), data.draw(tokens)]
         try:
-            self._run(cache, new, num_layers=1 if interrupts else L)
+            self._run(self.caches[place], new, num_layers=1 if interrupts else L)
         except CacheFull:
             return
-        except TrimError:  # an interrupted step has evicted
-            cache.free()
-            new, interrupts = [[], []], False
-            texts[:] = [[], []]
-        for text, some in zip(texts, new, strict=True):
+        except TrimError:  # a step that was interrupted before has evicted
+            self.free(place)
+            return
+        for text, some in zip(self.texts[place], new, strict=True):
             text += [] if interrupts else some
 
-    @precondition(lambda self: self.caches)
-    @rule(which=st.integers(0, 4), row=st.integers(0, 1), token=st.integers(0, VOCABULARY - 1))
-    def step_of_one_row(self, which: int, row: int, token: int) -> None:
-        cache, texts = self.caches[which % len(self.caches)]
+    @rule(place=PLACES, row=st.integers(0, 1), token=TOKEN)
+    def step_of_one_row(self, place: int, row: int, token: int) -> None:
         try:
-            self._run(cache.rows([row]), [[token]])
+            self._run(self.caches[place].rows([row]), ([token],))
         except (CacheFull, TrimError):
             return
-        texts[row].append(token)
+        self.texts[place][row].append(token)
 
-    @precondition(lambda self: 0 < len(self.caches) < 5)
-    @rule(which=st.integers(0, 4))
-    def fork(self, which: int) -> None:
-        cache, texts = self.caches[which % len(self.caches)]
-        before = self.pool.nbytes
-        self.caches.append((cache.fork(), [list(text) for text in texts]))
-        assert self.pool.nbytes == before
+    @rule(place=PLACES, other=PLACES)
+    def fork(self, place: int, other: int) -> None:
+        if place != other:
+            self.free(other)
+            before = self.pool.nbytes
+            self.caches[other] = self.caches[place].fork()
+            self.texts[other] = [list(text) for text in self.texts[place]]
+            assert self.pool.nbytes == before
 
-    @precondition(lambda self: self.caches)
-    @rule(which=st.integers(0, 4), share=st.floats(0, 1))
-    def trim(self, which: int, share: float) -> None:
-        cache, texts = self.caches[which % len(self.caches)]
-        length = round(share * cache.length)
+    @rule(place=PLACES, share=st.floats(0, 1))
+    def trim(self, place: int, share: float) -> None:
+        length = round(share * self.caches[place].length)
         try:
-            cache.trim(length)
+            self.caches[place].trim(length)
         except TrimError:
             return
-        for text in texts:
+        for text in self.texts[place]:
             del text[length:]
 
-    @precondition(lambda self: self.caches)
-    @rule(which=st.integers(0, 4))
-    def free(self, which: int) -> None:
-        cache, _ = self.caches.pop(which % len(self.caches))
-        cache.free()
-        assert cache.nbytes == 0 and cache.lengths == (0, 0)
+    @rule(place=PLACES)
+    def free(self, place: int) -> None:
+        self.caches[place].free()
+        self.texts[place] = [[], []]
+        assert self.caches[place].nbytes == 0
 
     @invariant()
     def pages_and_counts_agree(self) -> None:
-        for cache, texts in self.caches:
+        for cache, texts in zip(self.caches, self.texts, strict=True):
             cache.check_integrity()
             assert cache.lengths == tuple(map(len, texts))
-        held = {i for cache, _ in self.caches for i in ids_of(cache)}
+        held = {i for cache in self.caches for i in ids_of(cache)}
         assert self.pool.num_pages == len(held)
         assert self.pool.nbytes == self.pool.sizes(list(held)).sum() <= (self.pool.budget_bytes or 0)
 
     @invariant()
     def each_cache_holds_its_own_tokens(self) -> None:
-        for cache, texts in self.caches:
+        for cache, texts in zip(self.caches, self.texts, strict=True):
             for row, text in enumerate(texts):
                 check_contents(cache, row, text)
 
     def teardown(self) -> None:
-        for cache, _ in getattr(self, "caches", []):
-            cache.free()
-        if hasattr(self, "pool"):
-            assert (self.pool.nbytes, self.pool.num_pages) == (0, 0)
-            self.pool.check_integrity()
+        for place in range(4) if hasattr(self, "pool") else ():
+            self.free(place)
+        assert not hasattr(self, "pool") or (self.pool.nbytes, self.pool.num_pages) == (0, 0)
 
-    def _run(self, cache: PagedCache, new: list[list[int]], num_layers: int = L) -> None:
+    def _new(self, policy: str) -> PagedCache:
+        return PagedCache(CacheShape(L, G, D), policy, 2, pool=self.pool)
+
+    def _run(self, cache: PagedCache, new: Sequence[list[int]], num_layers: int = L) -> None:
         T = max(map(len, new))
         padded = [some + [0] * (T - len(some)) for some in new]
         lengths = [len(some) for some in new]
@@ -160,4 +158,4 @@ def check_contents(cache: PagedCache, row: int, text: list[int]) -> None:
 
 
 TestCaches = Caches.TestCase
-TestCaches.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestCaches.settings = settings(max_examples=25, stateful_step_count=30)

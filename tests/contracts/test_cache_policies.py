@@ -39,7 +39,7 @@ def check_against_slow_twin(policy: str, sizes: Sizes, steps: Any = STEPS, **rul
     """Run the same steps through caches of each backend and through the slow twin."""
     texts, asked = Texts(sizes), Policy.parse(policy)
     caches, close = [texts.cache(policy) for _ in BACKENDS], tolerance(asked)
-    twins = [SlowCache(sizes, asked, positions, rotary_of(sizes)) for _ in range(texts.B)]
+    twins = [SlowCache(sizes, asked, rotary_of(sizes)) for _ in range(texts.B)]
     ends = list(accumulate(steps, lambda ends, counts: tuple(map(sum, zip(ends, counts, strict=True)))))
     for counts, end in zip(steps, ends, strict=True):
         outputs = []

@@ -129,10 +129,8 @@ class EveryText(RuleBasedStateMachine):
     def submit(self, asked: Asked) -> None:
         stream = asked.submit(self.engine)
         assert stream.number == len(self.asked)
-        before = [other for _, other in self.asked if self.is_live(other)]
-        steps = sum(one.choice.request.most_steps(self.options["chunk_tokens"]) for one in [*before, stream])
         self.asked.append((asked, stream))
-        self.last_steps.append(self.engine._scheduler.step + steps)
+        self.last_steps.append(self.engine._scheduler.step + self.most_steps_left())
 
     @rule()
     def step(self) -> None:
@@ -151,7 +149,9 @@ class EveryText(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.num_running > 0)
     @rule()
     def interrupt(self) -> None:
+        """As an exception does that comes out of a step; what was read is then lost for all."""
         self.engine._scheduler.preempt_all()
+        self.last_steps = [last_step + self.most_steps_left() for last_step in self.last_steps]
 
     @rule()
     def forget(self) -> None:
@@ -188,6 +188,11 @@ class EveryText(RuleBasedStateMachine):
         stream = asked.submit(engine)
         engine.run()
         assert failed(stream)
+
+    def most_steps_left(self) -> int:
+        """In how many steps all that are here now are through at the latest."""
+        live = [stream.choice.request for _, stream in self.asked if self.is_live(stream)]
+        return sum(request.most_steps(self.options["chunk_tokens"]) for request in live)
 
     @staticmethod
     def is_live(stream: Stream) -> bool:

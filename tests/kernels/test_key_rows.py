@@ -1,0 +1,103 @@
+"""Kernels read codes, to the bit, as `qkv.cache.elements` decodes them."""
+
+import numpy as np
+import pytest
+
+from paged_arrays import same, store
+from qkv.cache.elements import ELEMENTS
+from qkv.cache.layout import PageLayout
+from qkv.kernels.attention import ROWS, attend
+from qkv.kernels.attention_words import ELEMENTS as NAMES
+from qkv.kernels.attention_words import STRETCH_KEYS
+from qkv.kernels.host import HOST_TILE
+from qkv.kernels.paged_attention import Reach, attend_pages, sum_columns
+
+SIZES = {
+    "vectors of any width": (2, 32, 48),
+    "no whole vector": (1, 6, 10),
+    "vectors and a rest": (2, 40, 34),
+    "more than two groups": (1, 16, 80),
+}
+"""G, D and D_v; H = 2 G or 3 G."""
+
+
+def rows(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Random numbers with rows of zeros, constants and outliers among them, and a NaN in one head."""
+    x = rng.normal(size=shape).astype(np.float32)
+    S = shape[2]
+    x[:, :, 1 % S] = 0.0
+    x[:, :, 3 % S] = 5.0
+    x[:, :, 5 % S] *= 1000.0
+    x[:, :, :, 2] *= 30.0
+    x[-1, -1, S // 2, 1] = np.nan
+    x[-1, -1, S // 3, 3] = np.inf
+    return x
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
+@pytest.mark.parametrize("shares_values", [False, True], ids=["values apart", "values in keys"])
+def test_attention_on_codes_is_attention_on_the_numbers_they_stand_for(element, sizes, shares_values):
+    G, D, D_v = sizes
+    rng = np.random.default_rng(0)
+    for S, P in ((70, 16), (37, 3), (9, 1), (130, 37)):
+        layout = PageLayout(element, P, max(D, D_v) if shares_values else D, D_v, shares_values)
+        k, v = rows(rng, 2, G, S, layout.D_k), rows(rng, 2, G, S, D_v)
+        stored = store(layout, k, v)
+        for T, group in ((1, 3), (2, 4), (7, 2)):
+            q = rng.normal(size=(2, G * group, T, layout.D_k)).astype(np.float32)
+            places = np.full((2, G), S - T), np.full((2, G), S)
+            expected = attend(q, stored.k, stored.v, scale=0.1, offsets=S - T, right=0)
+            assert np.isfinite(expected[0][0]).all()
+            for tile in (None, ROWS, HOST_TILE):
+                if tile != ROWS or T * group <= 8:
+                    assert same(attend_pages(q, stored.pages, Reach(*places), scale=0.1, tile=tile), expected)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_attention_on_codes_is_the_same_over_many_stretches_and_workers(element):
+    S = 2 * STRETCH_KEYS + 77
+    rng = np.random.default_rng(0)
+    q = rng.normal(size=(1, 4, 1, 16)).astype(np.float32)
+    k, v = rng.normal(size=(2, 1, 2, S, 16)).astype(np.float32)
+    stored = store(PageLayout(element, 32, 16, 16), k, v)
+    reach = Reach(np.full((1, 2), S - 1), np.full((1, 2), S))
+    expected = attend(q, stored.k, stored.v, scale=0.25, offsets=S - 1, right=0)
+    for splits_keys in (False, True):
+        for num_workers in (1, 3):
+            cut = {"splits_keys": splits_keys, "num_workers": num_workers}
+            assert same(attend_pages(q, stored.pages, reach, scale=0.25, **cut), expected)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_sums_over_codes_are_sums_over_the_numbers_they_stand_for(element):
+    S, P, rng = 83, 7, np.random.default_rng(0)
+    layout, plain = PageLayout(element, P, 12, 6), PageLayout("float32", P, 12, 6)
+    stored = store(layout, rows(rng, 2, 2, S, 12), rows(rng, 2, 2, S, 6))
+    numbers = store(plain, stored.k, stored.v)
+    for T in (1, 9):
+        q = rng.normal(size=(2, 6, T, 12)).astype(np.float32)
+        reach = Reach(np.full((2, 2), S - T), np.full((2, 2), S))
+        _, lse = attend_pages(q, numbers.pages, reach, scale=0.1)
+        got, expected = (sum_columns(q, one.pages, reach, lse, scale=0.1) for one in (stored, numbers))
+        assert same([got], [expected])
+        assert np.isfinite(expected[0]).all()
+
+
+@pytest.mark.parametrize("element", ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"])
+def test_every_code_of_a_float_is_read_as_the_number_it_is(element):
+    """One key per code, which alone is seen and whose value is the code."""
+    dtype = ELEMENTS[element].values.forms(1, 1)["codes"][0]
+    codes = np.arange(256**dtype.itemsize, dtype=f"u{dtype.itemsize}")
+    codes = codes if len(codes) == 256 else codes[::97]
+    layout = PageLayout(element, 1, 16, 16)
+    stored = store(layout, np.zeros((len(codes), 1, 1, 16)), np.zeros((len(codes), 1, 1, 16)))
+    stored.memory.reshape(len(codes), -1)[:, 16 * dtype.itemsize :].view(codes.dtype)[:] = codes[:, None]
+    reach = Reach(np.zeros((len(codes), 1), np.int64), np.ones((len(codes), 1), np.int64))
+    output, _ = attend_pages(np.zeros((len(codes), 1, 1, 16), np.float32), stored.pages, reach, scale=1.0)
+    expected = np.repeat(codes[:, None].view(dtype).astype(np.float32), 16, axis=1)
+    np.testing.assert_array_equal(output.reshape(-1, 16), expected)
+
+
+def test_kernels_and_caches_name_the_same_elements():
+    assert set(NAMES) == set(ELEMENTS)

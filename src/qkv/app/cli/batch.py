@@ -1,0 +1,295 @@
+"""`qkv generate --prompts FILE --out FILE`: a file of prompts through the engine, one line of JSON for each.
+
+A line of prompts is an object with ``prompt``, a text or a list of token ids, and whatever of `FIELDS` is to be
+other than on the command line. ``id`` names it in the output; the number of its line does where there is none.
+
+Lines are written as they are done, each whole and at once, so the order is that of the ends. What a line says
+depends on its prompt and options alone, not on what ran beside it. Begun again with the same files, the command
+leaves out what is there and does the rest; a line that an interruption cut short is done anew.
+"""
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from qkv.engine import Engine, Stream
+from qkv.errors import OptionError, QKVError
+from qkv.ops.sampling import Sampling
+
+SAMPLING_FIELDS = frozenset(
+    ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    + ("min_tokens", "seed")
+)
+FIELDS = SAMPLING_FIELDS | {"id", "prompt", "max_tokens", "stop", "cache"}
+"""What a line of prompts may say."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One prompt of a file.
+
+    Attributes
+    ----------
+    id : str or int
+    prompt : str or list of int, or None
+        ``None`` if the line cannot be read.
+    options : mapping
+        Those of `FIELDS` that it gives.
+    error : str
+        Why it cannot be read; empty if it can.
+    """
+
+    id: str | int
+    prompt: str | list[int] | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @classmethod
+    def parse(cls, text: str, number: int) -> "Line":
+        """Read a line; what is wrong with it is part of the result.
+
+        Examples
+        --------
+        >>> Line.parse('{"prompt": "Once", "seed": 7}', number=3)
+        Line(id=3, prompt='Once', options={'seed': 7}, error='')
+        >>> Line.parse('{"prompt": "Once", "sed": 7}', number=3).error
+        "line 3 has a field 'sed'; there is no such option"
+        """
+        try:
+            said = json.loads(text)
+        except ValueError as error:
+            return cls(number, None, error=f"line {number} is no JSON: {error}")
+        if not isinstance(said, dict) or "prompt" not in said:
+            return cls(number, None, error=f'line {number} is no object with a "prompt"')
+        name, prompt = said.get("id", number), said["prompt"]
+        options = {key: value for key, value in said.items() if key not in ("id", "prompt")}
+        unknown = sorted(options.keys() - FIELDS)
+        error = f"line {number} has a field {unknown[0]!r}; there is no such option" if unknown else ""
+        if not isinstance(name, str | int) or isinstance(name, bool):
+            return cls(number, None, error=f"line {number} has an id that is neither text nor a whole number")
+        return cls(name, prompt, options, error)
+
+    @property
+    def key(self) -> str:
+        """Tells 7 from "7"."""
+        return json.dumps(self.id)
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the command line says, for lines that say nothing of it."""
+
+    sampling: Sampling
+    max_tokens: int
+    stop: Sequence[str]
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What a batch made and took; the fields are those of ``--json``.
+
+    ``kv_bytes_peak`` is the most that the texts that ran at once held, a shared page counted for each of them;
+    ``kv_bytes_pool_peak`` the most that was allocated, each page counted once, kept ones included.
+    """
+
+    lines: int
+    done_before: int
+    done: int
+    failed: int
+    interrupted: bool
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    new_tokens: int
+    seconds: float
+    tokens_per_second: float
+    gigabytes_per_second: float
+    preemptions: int
+    kv_bytes_predicted: int
+    kv_bytes_peak: int
+    kv_bytes_pool_peak: int
+
+    def text(self) -> str:
+        """Return the lines shown behind the run."""
+        before = f", {self.done_before:,} were there" if self.done_before else ""
+        failed = f", {self.failed:,} with an error" if self.failed else ""
+        relation = "=" if self.kv_bytes_predicted == self.kv_bytes_peak else "is not"
+        return (
+            f"{self.done_before + self.done:,} of {self.lines:,} lines{before}{failed} · "
+            f"{self.new_tokens:,} new tokens, {self.tokens_per_second:,.0f} a second, "
+            f"reading {self.gigabytes_per_second:.1f} GB/s\n"
+            f"{self.prompt_tokens:,} prompt tokens, {self.prefix_hit_tokens:,} found in shared pages · "
+            f"KV {self.kv_bytes_predicted:,} bytes predicted {relation} {self.kv_bytes_peak:,} held at most, "
+            f"{self.kv_bytes_pool_peak:,} allocated · {self.preemptions:,} preemptions"
+        )
+
+
+def run_batch(engine: Engine, prompts: Path, out: Path, defaults: Defaults) -> BatchReport:
+    """Run what is in one file and not yet in the other.
+
+    Raises
+    ------
+    OptionError
+        If a file cannot be read or written, an id comes twice, or the output is that of other prompts.
+    """
+    lines = read_prompts(prompts)
+    there = _done_before(out, lines)
+    todo = [line for line in lines if line.key not in there]
+    try:
+        file = out.open("ab", buffering=0)
+    except OSError as error:
+        raise OptionError(f"--out: {out} cannot be written: {error.strerror}") from error
+    with file, _progress() as progress:
+        task = progress.add_task("", total=len(lines), completed=len(there), speed="")
+        batch = _Batch(engine, file, defaults)
+        interrupted = False
+        try:
+            for done in batch.run(todo):
+                speed = f"{engine.statistics.tokens_per_second:,.0f} tokens/s"
+                progress.update(task, completed=len(there) + done, speed=speed)
+        except KeyboardInterrupt:
+            interrupted = True
+    report = batch.report(lines=len(lines), done_before=len(there))
+    return replace(report, interrupted=interrupted)
+
+
+def read_prompts(path: Path) -> list[Line]:
+    """Return the prompts of a file; lines without anything are none.
+
+    Raises
+    ------
+    OptionError
+        If it cannot be read, or an id comes twice.
+    """
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--prompts: {path} cannot be read: {error}") from error
+    lines = [Line.parse(text, number) for number, text in enumerate(texts, 1) if text.strip()]
+    seen: set[str] = set()
+    for line in lines:
+        if line.key in seen:
+            raise OptionError(f"--prompts: the id {line.key} comes twice, and it must tell one line")
+        seen.add(line.key)
+    return lines
+
+
+def _done_before(out: Path, lines: Sequence[Line]) -> set[str]:
+    """Return the ids that the output has, and cut off a last line that is not whole."""
+    if not out.exists():
+        return set()
+    content = out.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    prompt_of = {line.key: line.prompt for line in lines}
+    done: set[str] = set()
+    for number, text in enumerate(whole.splitlines(), 1):
+        try:
+            said = json.loads(text)
+            key, prompt = json.dumps(said["id"]), said["prompt"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise OptionError(
+                f"--out: line {number} of {out} is none of a batch; give another file"
+            ) from error
+        if key not in prompt_of or prompt_of[key] != prompt:
+            raise OptionError(f"--out: {out} has an id {key} of other prompts; give another file")
+        done.add(key)
+    if len(whole) < len(content):
+        with out.open("r+b") as file:
+            file.truncate(len(whole))
+    return done
+
+
+class _Batch:
+    """Keeps the engine's line short, so that a file of any length is read as it goes."""
+
+    def __init__(self, engine: Engine, file: BinaryIO, defaults: Defaults) -> None:
+        self.engine, self.file, self.defaults = engine, file, defaults
+        self.done = self.failed = self.prompt_tokens = 0
+        self._live: list[tuple[Line, Stream]] = []
+
+    def run(self, todo: Sequence[Line]) -> Any:
+        """Yield, after each step, how many lines are written."""
+        waiting = deque(todo)
+        while waiting or self._live:
+            while waiting and self.engine.num_waiting == 0:
+                self._submit(waiting.popleft())
+            self.engine.step()
+            for line, stream in self._live[:]:
+                if stream.finish_reason is not None:
+                    self._write(line, stream)
+                    self._live.remove((line, stream))
+            yield self.done
+
+    def _submit(self, line: Line) -> None:
+        try:
+            self._live.append((line, _submitted(self.engine, line, self.defaults)))
+        except QKVError as error:
+            self._write_record({"id": line.id, "prompt": line.prompt, "error": str(error)})
+
+    def _write(self, line: Line, stream: Stream) -> None:
+        pieces: list[str] = []
+        with suppress(QKVError):  # it is in the record
+            pieces.extend(stream)
+        record = {
+            "id": line.id,
+            "prompt": line.prompt,
+            "text": "".join(pieces),
+            "finish_reason": stream.finish_reason,
+            "prompt_tokens": len(stream.prompt_ids),
+            "new_tokens": len(stream.new_ids),
+        }
+        self.prompt_tokens += len(stream.prompt_ids)
+        self._write_record(record if stream.error is None else record | {"error": str(stream.error)})
+
+    def _write_record(self, record: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        self.done += 1
+        self.failed += "error" in record
+
+    def report(self, *, lines: int, done_before: int) -> BatchReport:
+        """Return what has been made, and what it took."""
+        figures, pool = self.engine.statistics, self.engine.pool
+        return BatchReport(
+            lines=lines,
+            done_before=done_before,
+            done=self.done,
+            failed=self.failed,
+            interrupted=False,
+            prompt_tokens=self.prompt_tokens,
+            prefix_hit_tokens=figures.cached_tokens,
+            new_tokens=figures.new_tokens,
+            seconds=figures.seconds,
+            tokens_per_second=figures.tokens_per_second,
+            gigabytes_per_second=figures.gigabytes_per_second,
+            preemptions=figures.preemptions,
+            kv_bytes_predicted=figures.peak.predicted_bytes,
+            kv_bytes_peak=figures.peak.held_bytes,
+            kv_bytes_pool_peak=pool.peak_nbytes,
+        )
+
+
+def _submitted(engine: Engine, line: Line, defaults: Defaults) -> Stream:
+    if line.error or line.prompt is None:
+        raise OptionError(line.error)
+    given = dict(line.options)
+    own = {name: given.pop(name) for name in SAMPLING_FIELDS & given.keys()}
+    return engine.submit(
+        line.prompt,
+        sampling=replace(defaults.sampling, **own),
+        policy=given.get("cache"),
+        max_tokens=given.get("max_tokens", defaults.max_tokens),
+        stop=given.get("stop", defaults.stop),
+    )
+
+
+def _progress() -> Progress:
+    """Return a bar on the terminal; none where there is no terminal."""
+    console = Console(stderr=True)
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

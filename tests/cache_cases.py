@@ -17,10 +17,10 @@ from slow_cache import Sizes
 
 BACKENDS: tuple[Backend, ...] = ("numpy", "compiled") if can_compile() else ("numpy",)
 
-GROUPED = Sizes(L=2, G=2, H=6, D=6, D_v=6)
-ONE_KEY_HEAD = Sizes(L=3, G=1, H=5, D=8, D_v=2)
+GROUPED = Sizes(L=2, G=2, H=6, D=6, D_v=10)
+ONE_KEY_HEAD = Sizes(L=3, G=1, H=5, D=16, D_v=16)  # whole vectors, whose codes are read as they are
 AS_MANY = Sizes(L=2, G=3, H=3, D=5, D_v=7)
-LATENT = Sizes(L=2, G=1, H=5, D=8, D_v=6, shares_values=True)
+LATENT = Sizes(L=2, G=1, H=5, D=24, D_v=16, shares_values=True)
 SIZES = {GROUPED: "grouped", ONE_KEY_HEAD: "one key head", AS_MANY: "as many", LATENT: "latent"}
 HEADS = {GROUPED: "10/01", ONE_KEY_HEAD: "0/1/0", AS_MANY: "101", LATENT: "0/1"}
 

@@ -55,6 +55,7 @@ class SlowCache:
         self.lengths = [0] * sizes.L
         self.q = np.zeros((sizes.H, 0, sizes.D))
         self.weights: list[np.ndarray] = []
+        self.scale: float | None = None
 
     def positions(self, layer: int) -> list[list[int]]:
         """Where in the text each head's tokens stand."""
@@ -73,7 +74,7 @@ class SlowCache:
     def attend(self, layer: int, q: np.ndarray, window: int | None = None, **rules: Any) -> np.ndarray:
         """Return what queries ``(H, T, D)`` get; remember the weights, ``(H/G, T, S)`` of each key head."""
         group, outputs = self.sizes.H // self.sizes.G, []
-        self.q, self.weights = q, []
+        self.q, self.weights, self.scale = q, [], rules.get("scale")
         for g, head in enumerate(self.heads[layer]):
             of_group = slice(g * group, (g + 1) * group)
             pairs = [token.stored for token in head] + [token.came for token in head]
@@ -222,4 +223,5 @@ class SlowCache:
         mean = np.array([ahead @ head.mean(axis=0) for head in q])
         covariance = np.array([ahead @ np.cov(head.T, bias=True) @ ahead.T for head in q])
         k, v = (self._held(layer, side) for side in (0, 1))
-        return eviction_reference.expected(mean, covariance, k, v, sinks=self._stays(layer).sinks)
+        sinks = self._stays(layer).sinks
+        return eviction_reference.expected(mean, covariance, k, v, scale=self.scale, sinks=sinks)

@@ -72,14 +72,17 @@ class Caches(RuleBasedStateMachine):
             return
         self.texts[place][row].append(token)
 
-    @rule(place=PLACES, other=PLACES)
-    def fork(self, place: int, other: int) -> None:
+    @rule(place=PLACES, other=PLACES, new=st.tuples(TOKENS, TOKENS), beside=st.tuples(TOKENS, TOKENS))
+    def fork(self, place: int, other: int, new: tuple, beside: tuple) -> None:
+        """Fork into another place, and go on with both."""
         if place != other:
             self.free(other)
             before = self.pool.nbytes
             self.caches[other] = self.caches[place].fork()
             self.texts[other] = [list(text) for text in self.texts[place]]
             assert self.pool.nbytes == before
+            self.step(place, new, interrupts=False)
+            self.step(other, beside, interrupts=False)
 
     @rule(place=PLACES, share=st.floats(0, 1))
     def trim(self, place: int, share: float) -> None:

@@ -74,8 +74,8 @@ def test_a_budget_that_cannot_hold_one_step_is_one_clear_error():
     cache = texts.cache("page=4", PagePool(1000))
     with pytest.raises(CacheFull) as error:
         texts.step(cache, (5, 5))
-    # 2 texts x 2 layers x 2 heads x 2 pages of 4 x 12 x 4 bytes
-    assert (error.value.asked_pages, error.value.page_nbytes, error.value.free_bytes) == (16, 192, 1000)
+    # 2 texts x 2 layers x 2 heads x 2 pages of 4 x (6 + 10) x 4 bytes
+    assert (error.value.asked_pages, error.value.page_nbytes, error.value.free_bytes) == (16, 256, 1000)
     assert cache.lengths == (0, 0) and cache.nbytes == 0
 
 

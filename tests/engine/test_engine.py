@@ -14,6 +14,7 @@ import small_tokenizers
 from clocks import Clock
 from qkv.engine import Engine, Stream
 from qkv.errors import CacheFull, NumericError, OptionError, PromptError
+from qkv.models import new_cache
 from qkv.ops.backend import is_compiled
 from qkv.ops.sampling import Sampling
 from toy_model import BYTES_PER_TOKEN, ScriptedModel, ToyModel
@@ -126,6 +127,20 @@ def test_the_pieces_are_the_text_of_all_ids():
     script = letters("a b") + spelled("the", "th", small_tokenizers.letters("世")) + letters("!")
     stream = say(ScriptedModel(script, BYTE_LEVEL), max_tokens=len(script))
     assert "".join(stream) == BYTE_LEVEL.decode(script)
+
+
+def test_the_first_new_word_keeps_the_space_before_it():
+    tokenizer = small_tokenizers.llama()
+    ids = [tokenizer.id_of(token) for token in ("▁the", "th", "▁t")]
+    stream = say(ScriptedModel([one for one in ids if one is not None], tokenizer), [5], max_tokens=3)
+    assert "".join(stream) == " theth t"
+
+
+def test_a_prompt_may_be_text():
+    model = scripted("abc")
+    stream = Engine(model).submit("x", max_tokens=2)
+    assert stream.prompt_ids == tuple(BYTE_LEVEL.encode("x"))
+    assert outcome(stream) == ("ab", 2, "length")
 
 
 def test_a_model_without_a_tokenizer_makes_ids_and_no_text():
@@ -426,18 +441,30 @@ def test_a_request_that_can_never_fit_fails_at_once_and_alone():
     assert outcome(fits)[1:] == (13, "length")
 
 
-def test_a_request_that_fits_at_rest_but_not_in_its_steps_fails_alone():
+def test_a_chunk_for_which_there_is_no_room_is_read_in_smaller_ones():
     """A window of 4 holds two pages of 4 at rest, but three while a chunk of 9 tokens is read."""
-    model, nbytes = ToyModel(), 4 * BYTES_PER_TOKEN
-    engine = Engine(model, pool_bytes=2 * nbytes, policy="window=4,page=4", chunk_tokens=9)
-    other = engine.submit([1, 2], max_tokens=5)
-    stream = engine.submit([1] * 9, max_tokens=2)
+    model = ToyModel()
+    engine = Engine(model, pool_bytes=2 * 4 * BYTES_PER_TOKEN, policy="window=4,page=4", chunk_tokens=9)
+    stream = engine.submit([1] * 9, max_tokens=3)
+    assert outcome(stream)[1:] == (3, "length")
+    # Half of 9, half of the 5 left, of 3 one, of 2 one: then the second page is full, and the first goes.
+    assert model.tokens_run[1:] == [4, 2, 1, 1, 1, 1, 1]
+
+
+def test_a_prompt_that_does_not_fit_in_its_one_step_fails_alone():
+    """What stays is 4 tokens, a page, but 9 tokens are read before any is evicted."""
+    model, policy = ToyModel(), "streaming=4,sinks=1,page=4"
+    page = new_cache(model, policy).layout.nbytes
+    engine = Engine(model, pool_bytes=2 * page, policy=policy)
+    other, stream = engine.submit([1, 2], max_tokens=5), engine.submit([1] * 9, max_tokens=2, n=2)
+    last = engine.submit([1] * 4, max_tokens=2)
     assert stream.finish_reason is None
     engine.run()
-    assert stream.finish_reason == "error" and isinstance(stream.error, CacheFull)
-    assert other.finish_reason == "length"
-    small_chunks = Engine(model, pool_bytes=2 * nbytes, policy="window=4,page=4", chunk_tokens=2)
-    assert outcome(small_chunks.submit([1] * 9, max_tokens=2))[1:] == (2, "length")
+    assert [one.finish_reason for one in stream.choices] == ["error", "error"]
+    with pytest.raises(CacheFull, match="3 pages of"):
+        list(stream)
+    assert other.finish_reason == last.finish_reason == "length"
+    assert engine.pool.nbytes == engine.pool.idle_bytes
 
 
 def test_a_models_own_windows_count_in_what_fits():

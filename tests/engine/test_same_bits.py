@@ -97,7 +97,7 @@ def alone(model: Model) -> Any:
     set_num_threads(None)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_any_schedule_gives_each_request_its_own_bits(

@@ -191,8 +191,13 @@ class EveryText(RuleBasedStateMachine):
 
     def most_steps_left(self) -> int:
         """In how many steps all that are here now are through at the latest."""
-        live = [stream.choice.request for _, stream in self.asked if self.is_live(stream)]
-        return sum(request.most_steps(self.options["chunk_tokens"]) for request in live)
+        live = [(asked, stream.choice.request) for asked, stream in self.asked if self.is_live(stream)]
+        return sum(request.most_steps(self.chunk_tokens_of(asked)) for asked, request in live)
+
+    def chunk_tokens_of(self, asked: Asked) -> int:
+        """In a pool that is too small for a chunk it is read in smaller ones."""
+        may_shrink = self.options["pool_bytes"] is not None and asked.policy not in ("page=4", "int8,page=4")
+        return 1 if may_shrink else self.options["chunk_tokens"]
 
     @staticmethod
     def is_live(stream: Stream) -> bool:

@@ -26,6 +26,15 @@ def paged(P: int, k: np.ndarray, v: np.ndarray) -> Stored:
     return store(PageLayout("float32", P, k.shape[3], v.shape[3]), k, v)
 
 
+def attended(q: np.ndarray, stored: Stored, reach: Reach, **rules: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Attend to pages, whose memory is held meanwhile."""
+    return attend_pages(q, stored.pages, reach, **rules)
+
+
+def summed(q: np.ndarray, stored: Stored, reach: Reach, lse: np.ndarray, **rules: Any) -> np.ndarray:
+    return sum_columns(q, stored.pages, reach, lse, **rules)
+
+
 def inputs(B: int, H: int, G: int, T: int, S: int, D: int, D_v: int) -> list[np.ndarray]:
     sizes = (B, H, T, D), (B, G, S, D), (B, G, S, D_v)
     return [normal(seed, *size, dtype=np.float32) for seed, size in enumerate(sizes)]
@@ -48,7 +57,7 @@ def test_no_bit_depends_on_pages_or_on_how_the_work_is_cut(tile: Any, splits_key
     expected = attend(q, k, v, **rules, offsets=S - 2, right=0)
     cut = {"tile": tile, "splits_keys": splits_keys, "num_workers": num_workers}
     for P in (16, 37):
-        got = attend_pages(q, paged(P, k, v).pages, Reach(everywhere(S - 2), everywhere(S)), **rules, **cut)
+        got = attended(q, paged(P, k, v), Reach(everywhere(S - 2), everywhere(S)), **rules, **cut)
         assert same(got, expected)
 
 
@@ -63,7 +72,7 @@ def test_rows_of_any_lengths_have_the_bits_of_arrays(P: int, rules: dict):
     )
     lengths = np.repeat(held[:, None], 2, axis=1)
     reach = Reach(lengths - np.array(new)[:, None], lengths, q_lengths=new)
-    assert same(attend_pages(q, paged(P, k, v).pages, reach, **rules), expected)
+    assert same(attended(q, paged(P, k, v), reach, **rules), expected)
 
 
 @pytest.mark.parametrize("window", [1, 5, 90, 1000])
@@ -73,10 +82,10 @@ def test_a_window_over_pages_has_the_bits_of_one_over_arrays(P: int, window: int
     expected = attend(q, k, v, scale=0.3, offsets=293, left=window - 1, right=0)
     reach = Reach(everywhere(293), everywhere(300), left=everywhere(window - 1))
     stored = paged(P, k, v)
-    assert same(attend_pages(q, stored.pages, reach, scale=0.3), expected)
+    assert same(attended(q, stored, reach, scale=0.3), expected)
     behind = max(0, 294 - window) // P  # pages of which no query sees a key
     stored.pages.table[:, :, :behind] = 0
-    assert same(attend_pages(q, stored.pages, reach, scale=0.3), expected)
+    assert same(attended(q, stored, reach, scale=0.3), expected)
 
 
 # What a query sees, by plain loops
@@ -93,7 +102,7 @@ def visible(reach: Reach, T: int, S: int, P: int) -> np.ndarray:
             continue
         if s > own or s >= reach.kv_lengths[b, g]:
             continue
-        places = range(S) if reach.positions is None else reach.positions[b, g]
+        places = np.arange(S) if reach.positions is None else reach.positions[b, g]
         near = reach.left is None or places[own] - places[s] <= reach.left[b, g]
         same_page = s // P == own // P
         by_page = {EARLIER_PAGES: not same_page, OWN_PAGE_ONLY: same_page}.get(reach.sees, True)
@@ -102,21 +111,22 @@ def visible(reach: Reach, T: int, S: int, P: int) -> np.ndarray:
 
 
 def check(q: np.ndarray, stored: Stored, reach: Reach, P: int) -> None:
-    """Compare output, lse and sums with plain loops on what is visible, and the ways to cut with each other."""
+    """Compare output, lse and sums with plain loops on what is visible, and ways to cut with each other."""
     (B, H, T, _), (_, G, S, _) = q.shape, stored.k.shape
     seen = visible(reach, T, S, P)
     mask = np.repeat(seen, H // G, axis=1)
     output, weights, lse = reference.attend(q, stored.k, stored.v, mask=mask, scale=0.4)
-    results = [attend_pages(q, stored.pages, reach, scale=0.4, tile=tile) for tile in tiles_for(H // G * T)]
+    results = [attended(q, stored, reach, scale=0.4, tile=tile) for tile in tiles_for(H // G * T)]
     np.testing.assert_allclose(results[0][0], output, rtol=1e-5, atol=2e-6)
     np.testing.assert_allclose(results[0][1], lse, rtol=1e-5, atol=2e-6)
     assert all(same(one, results[0]) for one in results)
     factors = normal(7, B, T, dtype=np.float32)
-    sums = sum_columns(q, stored.pages, reach, results[0][1], scale=0.4, factors=factors)
+    sums = summed(q, stored, reach, results[0][1], scale=0.4, factors=factors)
     weighed = (weights * factors[:, None, :, None]).sum(axis=2).reshape(B, G, H // G, S).sum(axis=2)
     held = int(reach.kv_lengths.max())
     np.testing.assert_allclose(sums, weighed[:, :, :held], rtol=1e-5, atol=1e-5)
-    assert not sums[~seen.any(axis=2)[:, :, :held]].any()
+    unseen = np.logical_not(seen.any(axis=2))[:, :, :held]
+    assert not sums[unseen].any()
 
 
 def tiles_for(num_queries: int) -> list:
@@ -149,12 +159,12 @@ def test_queries_see_what_windows_first_keys_pages_and_positions_show_them(data)
 
 
 def test_first_keys_of_another_page_are_not_seen_where_only_the_own_page_is():
-    """Pages of 4, a query at key 9 with a window of 2 and 3 first keys: 0-2 in earlier pages, 8-9 in its own."""
+    """Pages of 4, a query at key 9, a window of 2, 3 first keys: 0-2 in earlier pages, 8-9 in its own."""
     q, k, v = inputs(1, 1, 1, 1, 10, 5, 5)
     stored, one = paged(4, k, v), np.ones((1, 1), np.int64)
     rules = {"left": one, "first_keys": 3}
     for sees, keys in ((0, [0, 1, 2, 8, 9]), (EARLIER_PAGES, [0, 1, 2]), (OWN_PAGE_ONLY, [8, 9])):
-        got = attend_pages(q, stored.pages, Reach(9 * one, 10 * one, sees=sees, **rules), scale=0.5)
+        got = attended(q, stored, Reach(9 * one, 10 * one, sees=sees, **rules), scale=0.5)
         expected = reference.attend(q, k[:, :, keys], v[:, :, keys], scale=0.5)
         np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
         np.testing.assert_allclose(got[1], expected[2], rtol=1e-5)
@@ -168,7 +178,7 @@ def test_earlier_pages_and_the_own_page_are_together_all_pages(P: int, first_key
     parts = []
     for sees in (EARLIER_PAGES, OWN_PAGE_ONLY, 0):
         reach = Reach(held - 9, held, left=everywhere(40, B=2), first_keys=first_keys, sees=sees)
-        parts.append(attend_pages(q, stored.pages, reach, scale=0.4))
+        parts.append(attended(q, stored, reach, scale=0.4))
     for merged, whole in zip(merge_attended(*parts[0], *parts[1]), parts[2], strict=True):
         np.testing.assert_allclose(merged, whole, rtol=1e-5, atol=1e-6)
 
@@ -185,19 +195,19 @@ def test_keys_that_no_query_sees_change_no_bit_even_between_those_that_are_seen(
         hidden = slice(3, S - T - 19)
         k[:, :, hidden] = v[:, :, hidden] = np.nan
         dirty = paged(P, k, v)
-        expected = attend_pages(q, clean.pages, reach, scale=0.3)
-        assert same(attend_pages(q, dirty.pages, reach, scale=0.3), expected)
+        expected = attended(q, clean, reach, scale=0.3)
+        assert same(attended(q, dirty, reach, scale=0.3), expected)
         assert np.isfinite(expected[0]).all()
-        sums = [sum_columns(q, one.pages, reach, expected[1], scale=0.3) for one in (clean, dirty)]
+        sums = [summed(q, one, reach, expected[1], scale=0.3) for one in (clean, dirty)]
         assert same(sums[:1], sums[1:])
 
 
 def test_a_nan_that_some_queries_see_reaches_only_them():
     q, k, v = inputs(1, 2, 2, 6, 50, 8, 8)
     reach = Reach(everywhere(44), everywhere(50), left=everywhere(3))
-    expected = attend_pages(q, paged(16, k, v).pages, reach, scale=0.3)
+    expected = attended(q, paged(16, k, v), reach, scale=0.3)
     k[:, :, 45] = v[:, :, 45] = np.nan  # seen by the queries at 45 to 48
-    got = attend_pages(q, paged(16, k, v).pages, reach, scale=0.3)
+    got = attended(q, paged(16, k, v), reach, scale=0.3)
     assert np.isnan(got[0][:, :, 1:5]).all()
     for part in (slice(0, 1), slice(5, 6)):
         assert same([got[0][:, :, part]], [expected[0][:, :, part]])
@@ -205,10 +215,10 @@ def test_a_nan_that_some_queries_see_reaches_only_them():
 
 def test_nothing_held_gives_zeros():
     q, k, v = inputs(1, 4, 2, 3, 0, 5, 7)
-    output, lse = attend_pages(q, paged(4, k, v).pages, Reach(everywhere(0), everywhere(0)), scale=0.3)
+    output, lse = attended(q, paged(4, k, v), Reach(everywhere(0), everywhere(0)), scale=0.3)
     assert not output.any() and (lse == -np.inf).all() and output.shape == (1, 4, 3, 7)
     reach = Reach(everywhere(0), everywhere(0))
-    assert sum_columns(q, paged(4, k, v).pages, reach, lse, scale=0.3).shape == (1, 2, 0)
+    assert summed(q, paged(4, k, v), reach, lse, scale=0.3).shape == (1, 2, 0)
 
 
 # Sums
@@ -223,8 +233,8 @@ def test_sums_of_what_each_key_gets_are_those_of_the_dense_weights(num_threads: 
     stored, reach = paged(32, k, v), Reach(everywhere(S - T), everywhere(S))
     set_num_threads(num_threads)
     try:
-        _, lse = attend_pages(q, stored.pages, reach, scale=0.4)
-        sums = sum_columns(q, stored.pages, reach, lse, scale=0.4)
+        _, lse = attended(q, stored, reach, scale=0.4)
+        sums = summed(q, stored, reach, lse, scale=0.4)
     finally:
         set_num_threads(None)
     scores = 0.4 * np.einsum("bhtd,bhsd->bhts", q.astype(np.float64), np.repeat(k, 2, axis=1))
@@ -237,13 +247,15 @@ def test_sums_of_what_each_key_gets_are_those_of_the_dense_weights(num_threads: 
     np.testing.assert_allclose(sums.sum(axis=-1), 2 * T, rtol=1e-5)
 
 
-def test_a_query_of_factor_0_counts_for_nothing():
+def test_a_query_of_factor_0_counts_for_nothing_whatever_it_sees():
+    """Of four queries at 16 to 19 with a window of 3 only the last counts, and keys that only others see."""
     q, k, v = inputs(1, 2, 2, 4, 20, 5, 5)
-    stored, reach = paged(4, k, v), Reach(everywhere(16), everywhere(20))
-    _, lse = attend_pages(q, stored.pages, reach, scale=0.4)
+    reach = Reach(everywhere(16), everywhere(20), left=everywhere(2))
     last = np.array([[0, 0, 0, 1]], np.float32)
-    sums = sum_columns(q, stored.pages, reach, lse, scale=0.4, factors=last)
-    alone = sum_columns(
-        q[:, :, 3:], stored.pages, Reach(everywhere(19), everywhere(20)), lse[:, :, 3:], scale=0.4
-    )
-    assert same([sums], [alone])
+    stored = paged(4, k, v)
+    _, lse = attended(q, stored, reach, scale=0.4)
+    k[:, :, 14:16] = np.nan
+    sums = summed(q, paged(4, k, v), reach, lse, scale=0.4, factors=last)
+    reach = Reach(everywhere(19), everywhere(20), left=everywhere(2))
+    alone = summed(q[:, :, 3:], stored, reach, lse[:, :, 3:], scale=0.4)
+    assert same([sums], [alone]) and not sums[:, :, :17].any()

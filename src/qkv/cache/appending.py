@@ -1,13 +1,14 @@
 """Put new tokens behind those that a sequence holds."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.closing import close_pages
-from qkv.cache.rows import write_rows
-from qkv.cache.tables import SequenceTables
+from qkv.cache.rows import write_next, write_rows
+from qkv.cache.tables import SequenceTables, stacked_addresses
 
 
 def append_tokens(
@@ -40,6 +41,37 @@ def append_tokens(
     one.tokens[layer] += count
     if one.closes_pages:
         close_pages(one, layer)
+
+
+def append_next(
+    sequences: Sequence[SequenceTables], layer: int, k: NDArray[Any], v: NDArray[Any] | None
+) -> None:
+    """Do what `append_tokens` does for one new token of each of several sequences, in one go.
+
+    For layouts that encode token by token, under policies that take a step's pages for all layers at once.
+
+    Parameters
+    ----------
+    sequences : B SequenceTables
+    layer : int
+    k, v : (B, G, 1, D)
+
+    Raises
+    ------
+    CacheFull
+        If the pages do not fit.
+    """
+    began = all(one.tokens[0] > one.tokens[layer] for one in sequences)  # and then took pages for all layers
+    for one in () if began else sequences:
+        _take_pages(one, slice(None) if layer == 0 else slice(layer, layer + 1), 1)
+    held = np.stack([one.held[layer] for one in sequences])  # B G
+    layout = sequences[0].layout
+    rows = layout.encode(k, v)
+    write_next(layout, stacked_addresses([one.pages for one in sequences], layer), held, rows)
+    for one in sequences:
+        one.before[layer] = one.held[layer]
+        one.held[layer] += 1
+        one.tokens[layer] += 1
 
 
 def _take_pages(one: SequenceTables, layers: slice, count: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
-from qkv.cache.tables import Counts, PageTable, SequenceTables
+from qkv.cache.tables import Counts, PageTable, SequenceTables, stacked_addresses
 from qkv.errors import OptionError, ShapeError
 from qkv.ops import attend, merge_attended
 from qkv.ops.backend import is_compiled
@@ -207,12 +207,9 @@ def _pages(tables: Sequence[PageTable], layer: int) -> Any:
     from qkv.kernels.paged_attention import Pages
 
     layout = tables[0].layout
-    addresses = [table.addresses[layer] for table in tables]
-    width = max(some.shape[1] for some in addresses)
-    stacked = np.stack([x if x.shape[1] == width else _widened(x, width) for x in addresses])
     at = {name: section.offset for name, section in layout.sections.items()}
     return Pages(
-        table=stacked,
+        table=stacked_addresses(tables, layer),
         page_size=layout.P,
         element=layout.element,
         value_dim=layout.D_v,
@@ -250,10 +247,6 @@ def held_positions(sequences: Sequence[SequenceTables], layer: int) -> NDArray[n
         for head, count in enumerate(one.held[layer]):
             row[head, :count] = positions_of(one, layer, head, int(count))
     return positions
-
-
-def _widened(addresses: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-    return np.pad(addresses, ((0, 0), (0, width - addresses.shape[1])))
 
 
 def positions_of(sequence: SequenceTables, layer: int, head: int, count: int) -> NDArray[np.int32]:

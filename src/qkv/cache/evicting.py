@@ -50,15 +50,12 @@ class SeenStep:
     sight : Sight
         Of this sequence alone.
     rules : Rules
-    next_position : int
-        For which the model turns the key of the token behind the step.
     """
 
     q: NDArray[Any]
     lse: NDArray[Any]
     sight: Sight
     rules: Rules
-    next_position: int
 
 
 @dataclass(frozen=True)
@@ -251,14 +248,13 @@ def _scores(
 def _expected(
     sequence: SequenceTables, layer: int, step: SeenStep, sinks: int, rotation: Rotation
 ) -> NDArray[np.float32]:
-    next_position, T = step.next_position, step.q.shape[1]
+    # Where tokens were moved together their positions are others, but only differences count here.
+    end, T = int(sequence.tokens[layer]), step.q.shape[1]
     turning = {"interleaved": rotation.interleaved}
-    q = unrotate(step.q, rotation.rotary, np.arange(next_position - T, next_position), **turning)
-    skipped = max(0, SKIPPED_QUERIES - (int(sequence.tokens[layer]) - T))
+    q = unrotate(step.q, rotation.rotary, np.arange(end - T, end), **turning)
+    skipped = max(0, SKIPPED_QUERIES - (end - T))
     statistics = query_statistics(q[:, skipped:] if skipped < T else q)
-    coming = rotate_on_average(
-        statistics, rotation.rotary, next_position, num_positions=FUTURE_POSITIONS, **turning
-    )
+    coming = rotate_on_average(statistics, rotation.rotary, end, num_positions=FUTURE_POSITIONS, **turning)
     k, v = decoded_rows(sequence, layer)
     return expected_scores(coming, k, v, scale=step.rules.scale, sinks=sinks)
 

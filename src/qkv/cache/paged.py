@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qkv.cache.appending import append_tokens
+from qkv.cache.appending import append_next, append_tokens
 from qkv.cache.attending import Rules, Sight, attend_tables, check_queries, held_positions
 from qkv.cache.closing import drop_all_filled, drop_filled
 from qkv.cache.contiguous import CacheShape, check_rows
@@ -32,6 +32,7 @@ from qkv.cache.tables import Counts, SequenceTables, between
 from qkv.cache.trimming import check_trim, check_unfinished, forget_unfinished, trim_sequence
 from qkv.cache.windows import NO_WINDOW, head_windows, pages_behind
 from qkv.errors import OptionError, ShapeError
+from qkv.ops.backend import is_compiled
 from qkv.shapes import Array, Keys, Queries, Values
 
 
@@ -155,6 +156,9 @@ class PagedCache:
         self._begin(layer)
         if layer == 0:
             check_room(self.sequences, new, self.budgets, self.policy)
+        if k.shape[2] == 1 and new.all() and self._takes_at_once and is_compiled():
+            append_next(self.sequences, layer, k, None if self.shape.shares_values else v)
+            return
         at_once = layer == 0 and self._takes_at_once
         for row, one in enumerate(self.sequences):
             tokens = slice(int(new[row]))
@@ -289,8 +293,11 @@ class PagedCache:
         >>> second.adopt_prefix(index, [*range(20), 99, 98]), second.length
         (20, 20)
         """
-        check_shareable(index, self.sequences[row], self.policy)
-        return adopt(self.sequences[row], index, tokens, namespace(self._identity, salt), adapter)
+        one = self.sequences[row]
+        check_shareable(index, one, self.policy)
+        num_tokens = adopt(one, index, tokens, namespace(self._identity, salt), adapter)
+        self._drop_behind(one)
+        return num_tokens
 
     def remember_prefix(
         self, index: PrefixIndex, tokens: ArrayLike, row: int = 0, *, salt: str = "", adapter: str = ""
@@ -505,8 +512,7 @@ class PagedCache:
         eviction, one = self.policy.eviction, self.sequences[row]
         assert eviction is not None and self.budgets is not None
         held, count, budget = int(one.held[layer, 0]), int(sight.new[row]), self.budgets[layer]
-        next_position = held if self.policy.rerotate else int(one.tokens[layer])
-        step = SeenStep(q[:, :count], lse[:, :count], sight.of_row(row), rules, next_position)
+        step = SeenStep(q[:, :count], lse[:, :count], sight.of_row(row), rules)
         note_attention(one, layer, step, eviction)
         if self.policy.exceeds(held, budget, count):
             options = {"budget": budget, "sinks": self.policy.sinks, "rotation": self.rotation}
@@ -519,13 +525,17 @@ class PagedCache:
 
     def _finish_step(self) -> None:
         """Give back what was there for the step alone, and the pages that no later query sees."""
-        windows = self._effective_windows()
         for one in self.sequences:
             if one.closes_pages:
                 drop_all_filled(one)
-            if self.policy.eviction is None and (windows < NO_WINDOW).any():
-                behind = pages_behind(one.held, windows, self.first_keys, self.layout.P)
-                one.pages.drop(slice(None), between(*behind, one.pages.num_pages))
+            self._drop_behind(one)
+
+    def _drop_behind(self, one: SequenceTables) -> None:
+        """Give back the pages that have fallen behind every window."""
+        windows = self._effective_windows()
+        if self.policy.eviction is None and (windows < NO_WINDOW).any():
+            behind = pages_behind(one.held, windows, self.first_keys, self.layout.P)
+            one.pages.drop(slice(None), between(*behind, one.pages.num_pages))
 
 
 def _counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> Counts:

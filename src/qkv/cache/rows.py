@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache.layout import Section
+from qkv.cache.layout import PageLayout, Section
 from qkv.cache.tables import Counts, PageTable
 from qkv.ops.backend import is_compiled
 
@@ -38,6 +38,26 @@ def write_rows(table: PageTable, layer: int, first: Counts, rows: Rows) -> None:
         else:
             for inside, outside in _runs(table, layer, first, section, numbers):
                 inside[...] = outside
+
+
+def write_next(layout: PageLayout, addresses: NDArray[np.int64], slots: Counts, rows: Rows) -> None:
+    """Write one row for each head of several sequences through the compiled kernel; the pages must be there.
+
+    Parameters
+    ----------
+    layout : PageLayout
+        Of all pages.
+    addresses : (B, G, N) int64
+    slots : (B, G) int64
+    rows : mapping of str to (B, G, 1, ...)
+    """
+    from qkv.kernels.page_rows import put_rows
+
+    B, G, N = addresses.shape
+    for name, numbers in rows.items():
+        section = layout.sections[name]
+        numbers = np.ascontiguousarray(numbers, section.dtype).reshape(B * G, *numbers.shape[2:])
+        put_rows(addresses.reshape(B * G, N), layout.P, section.offset, numbers, slots.ravel())
 
 
 def read_rows(

@@ -8,7 +8,7 @@ Pages that are encoded only when full lie in a second table while they fill, in 
 rest of the step in which they became full: its queries see their own page as it came.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +143,15 @@ class PageTable:
             room = ((0, 0), (0, 0), (0, max(num_pages, 2 * known) - known))
             self.ids = np.pad(self.ids, room, constant_values=NO_PAGE)
             self.addresses = np.pad(self.addresses, room)
+
+
+def stacked_addresses(tables: Sequence[PageTable], layer: int) -> NDArray[np.int64]:
+    """Return the addresses of a layer's pages in several tables, ``(B, G, N)``; 0 where there is no page."""
+    each = [table.addresses[layer] for table in tables]
+    stacked = np.zeros((len(each), len(each[0]), max(some.shape[1] for some in each)), np.int64)
+    for row, addresses in zip(stacked, each, strict=True):
+        row[:, : addresses.shape[1]] = addresses
+    return stacked
 
 
 class SequenceTables:

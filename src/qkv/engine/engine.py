@@ -16,9 +16,10 @@ import numpy as np
 from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine.generation import room_behind
 from qkv.engine.intake import check_request, read_end_ids, read_prompt, read_stop
+from qkv.engine.planning import Event, Run, cannot_fit
 from qkv.engine.requests import Choice, FinishReason, Request
 from qkv.engine.running import run_texts
-from qkv.engine.scheduler import Event, Run, Scheduler, cannot_fit
+from qkv.engine.scheduler import Scheduler
 from qkv.engine.statistics import EngineStatistics, StepStatistics, weight_nbytes
 from qkv.engine.stream import Stream
 from qkv.engine.text import NewText
@@ -194,7 +195,10 @@ class Engine:
         Whatever interrupts a step, no text is lost: all are read anew, and go on.
         """
         started, before = self._clock(), self._scheduler.counts
-        runs = self._scheduler.plan()
+        plan = self._scheduler.plan()
+        for choice, error in plan.failed:
+            choice.end("error", self._clock(), error)
+        runs = plan.runs
         if not runs:
             return None
         for run in runs:
@@ -236,6 +240,11 @@ class Engine:
         """
         if stream.choice.finish_reason is None:
             self._end(stream.choice, "abort")
+
+    @property
+    def max_batch(self) -> int:
+        """How many texts run at once."""
+        return self._scheduler.max_batch
 
     @property
     def log(self) -> Sequence[Event]:
@@ -285,8 +294,7 @@ class Engine:
         return choice.num_new > num_new
 
     def _end(self, choice: Choice, reason: FinishReason, error: QKVError | None = None) -> None:
-        choice.finished = self._clock()
-        self._scheduler.finish(choice, choice.finish_text(reason), error)
+        self._scheduler.remove(choice, choice.end(reason, self._clock(), error))
 
     def _new_cache(self, policy: Policy) -> PagedCache:
         if policy not in self._caches:

@@ -202,10 +202,15 @@ class Choice:
             return "stop"
         return "length" if self.num_new == request.max_tokens else None
 
-    def finish_text(self, reason: FinishReason) -> FinishReason:
-        """Show what was withheld, when no more is to come; a stop string may be found in that."""
+    def end(self, reason: FinishReason, now: float, error: QKVError | None = None) -> FinishReason:
+        """Show what was withheld, as no more is to come, and return why the text has ended.
+
+        In what was withheld a stop string may be found; then that was why.
+        """
         self._show(self.text.finish())
-        return "stop" if self.text.stopped and reason == "length" else reason
+        self.finish_reason = "stop" if self.text.stopped and reason == "length" else reason
+        self.error, self.finished = error, now
+        return self.finish_reason
 
     def _show(self, piece: str) -> None:
         if piece:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from qkv.engine.batch import FlatBatch, Segment
-from qkv.engine.scheduler import Run
+from qkv.engine.planning import Run
 from qkv.models import Model
 from qkv.ops.logprobs import text_logprobs
 from qkv.shapes import Hidden, Logits

@@ -5,74 +5,26 @@ give way is the newest that runs. So the oldest request is never held up, takes 
 step, and is through in a number of steps known beforehand (`Request.most_steps`); then the next one is the
 oldest. *No request waits for more steps than the sum of these numbers over itself and those before it.*
 
+(One that is alone and has no room for a chunk is read in smaller ones; then chunks of one token give the
+bound. Where all is kept as it comes this cannot be, as who does not fit in full fails at once: it is for
+windows, of which a chunk exceeds what stays, and for codes of whole pages.)
+
 A text that gives way keeps its tokens and loses its pages. When it is its turn again it is read anew,
 prompt and new tokens, and goes on as if nothing had been.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from qkv.cache import PagedCache, PagePool, Policy
+from qkv.engine.planning import Event, EventKind, Plan, Run, cannot_fit, held_nbytes
 from qkv.engine.prefixes import SharedPrefixes
-from qkv.engine.requests import Choice, FinishReason
+from qkv.engine.requests import Choice
 from qkv.engine.statistics import Memory
-from qkv.errors import CacheFull, QKVError
-
-EventKind = Literal["submit", "admit", "run", "fork", "preempt", "stop", "length", "abort", "error"]
 
 LOG_EVENTS = 100_000
 """How many events a log keeps: the latest."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One decision, or what led to one.
-
-    Attributes
-    ----------
-    step : int
-        The step it belongs to, or comes before.
-    kind : EventKind
-    request, choice : int
-        Whose.
-    tokens : int
-        submit: of the prompt; admit: found in shared pages; run: run; the others: read or made so far.
-    """
-
-    step: int
-    kind: EventKind
-    request: int
-    choice: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """The tokens of one text that a step runs, behind ``start`` that have been run."""
-
-    choice: Choice
-    ids: tuple[int, ...]
-    start: int
-    reads: bool
-    """Whether they are of a prompt, or of a text that is read anew."""
-
-    @property
-    def cache(self) -> PagedCache:
-        """Of the choice."""
-        assert self.choice.cache is not None, "whoever runs has a cache"
-        return self.choice.cache
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its pages, those included that it shares."""
-        return held_nbytes(self.cache)
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether it is then known what comes behind the text."""
-        return self.start + len(self.ids) == len(self.choice.ids)
 
 
 @dataclass(frozen=True)
@@ -147,25 +99,25 @@ class Scheduler:
         self.waiting.append(first)
         self._note("submit", first, len(first.ids))
 
-    def plan(self) -> list[Run]:
+    def plan(self) -> Plan:
         """Decide what the next step runs, and see to it that it fits; nothing only if nobody is left."""
         self.step += 1
-        planned = _Plan(self.chunk_tokens)
+        plan = Plan(self.chunk_tokens)
         gave_way = False
         for choice in list(self.running):
             if choice in self.running:
-                gave_way |= self._plan_running(choice, planned)
-        if not gave_way:
-            self._admit(planned)
-        return planned.runs
+                gave_way |= self._go_on(choice, plan)
+        if not gave_way or not plan.runs:
+            self._admit(plan)
+        return plan
 
     def has_run(self, run: Run) -> None:
-        """Take note of a run that is through: remember what it read, and let followers begin."""
+        """Take note of a run that is through, and let others know of the pages that it has filled."""
         choice = run.choice
         P = run.cache.policy.page_size
         if self._prefixes is not None and choice.num_held // P > run.start // P:
             self._prefixes.remember(choice)
-        choice.peak_nbytes = max(choice.peak_nbytes, run.nbytes)
+        choice.peak_nbytes = max(choice.peak_nbytes, held_nbytes(run.cache))
         choice.evicted_tokens = sum(dropped.positions.size for dropped in run.cache.drops[0])
 
     def fork(self, choice: Choice) -> list[Choice]:
@@ -181,10 +133,9 @@ class Scheduler:
         self.running[place:place] = followers
         return followers
 
-    def finish(self, choice: Choice, reason: FinishReason, error: QKVError | None = None) -> None:
+    def remove(self, choice: Choice, why: EventKind) -> None:
         """Take a text out, wherever it is, and give its pages back; those who follow it go on."""
-        choice.finish_reason, choice.error = reason, error
-        self._note(reason, choice, len(choice.ids))
+        self._note(why, choice, len(choice.ids))
         leader = next((one for one in [*self.waiting, *self.running] if choice in one.followers), None)
         if leader is not None:
             leader.followers.remove(choice)
@@ -192,17 +143,13 @@ class Scheduler:
         queue = self.running if choice in self.running else self.waiting
         place = queue.index(choice)
         heir = _take_over(choice)
-        queue[place : place + 1] = [heir] if heir is not None else []
-        if choice.cache is not None:
-            choice.cache.free()
-            choice.cache = None
+        queue[place : place + 1] = [] if heir is None else [heir]
+        self._free(choice)
 
     def preempt(self, choice: Choice) -> None:
         """Take the pages of a running text; it waits, before all who came after it."""
-        assert choice.cache is not None
         self._note("preempt", choice, choice.num_held)
-        choice.cache.free()
-        choice.cache = None
+        self._free(choice)
         choice.preemptions += 1
         self.counts = replace(self.counts, preemptions=self.counts.preemptions + 1)
         self.running.remove(choice)
@@ -247,110 +194,94 @@ class Scheduler:
         if not self.running:
             assert self.pool.nbytes == self.pool.idle_bytes, "pages are held for no one"
 
-    def _plan_running(self, choice: Choice, planned: "_Plan") -> bool:
+    def _go_on(self, choice: Choice, plan: Plan) -> bool:
         """Plan the tokens of one who runs; return whether someone had to give way for them."""
-        ids = planned.ids_of(choice)
+        ids = plan.ids_of(choice)
         if not ids:
             return False
-        assert choice.cache is not None
-        nbytes, gave_way = choice.cache.step_nbytes(len(ids)), False
-        while not self._fits(planned.nbytes + nbytes):
+        gave_way = False
+        while not self._fits(plan.nbytes + _step_nbytes(choice, ids)):
             newest = self.running[-1]
-            if newest is choice and not planned.runs:
-                self.finish(choice, "error", self._full(choice, nbytes))
-                return False
+            if newest is choice and not plan.runs:
+                self._run_alone(choice, ids, plan)
+                return gave_way
             self.preempt(newest)
             gave_way = True
             if newest is choice:
                 return True
-        planned.add(choice, ids, nbytes)
-        self._note("run", choice, len(ids))
+        self._run(choice, ids, plan)
         return gave_way
 
-    def _admit(self, planned: "_Plan") -> None:
+    def _run(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
+        plan.add(choice, ids, _step_nbytes(choice, ids))
+        self._note("run", choice, len(ids))
+
+    def _run_alone(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
+        """Plan as many tokens as fit though nobody else is there; a text of which none do has failed."""
+        fewer = ids
+        while fewer and not self._fits(_step_nbytes(choice, fewer)):
+            fewer = () if choice.request.repeats_steps else fewer[: len(fewer) // 2]
+        if fewer:
+            self._run(choice, fewer, plan)
+        else:
+            self._fail(choice, ids, plan)
+
+    def _admit(self, plan: Plan) -> None:
         """Let those who wait begin, in their order, as long as there are places, tokens and pages."""
         while self.waiting:
             choice = self.waiting[0]
-            if self.num_running + choice.num_texts > self.max_batch or not planned.ids_of(choice):
+            if self.num_running + choice.num_texts > self.max_batch or not plan.ids_of(choice):
                 return
             choice.cache = self._new_cache(choice.request.policy)
             cached = 0 if self._prefixes is None else self._prefixes.adopt(choice)
-            ids = planned.ids_of(choice)
-            nbytes = choice.cache.step_nbytes(len(ids))
-            if not self._has_room(choice, planned.nbytes, nbytes):
-                if not self.running:
-                    self.finish(choice, "error", self._full(choice, nbytes))
-                    continue
-                choice.cache.free()
-                choice.cache = None
+            if self.running and not self._has_room(choice, plan):
+                self._free(choice)
                 return
             self.running.append(self.waiting.pop(0))
             choice.cached_tokens = max(choice.cached_tokens, cached)
             self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + cached)
             self._note("admit", choice, cached)
-            planned.add(choice, ids, nbytes)
-            self._note("run", choice, len(ids))
+            if len(self.running) == 1:
+                self._run_alone(choice, plan.ids_of(choice), plan)
+            else:
+                self._run(choice, plan.ids_of(choice), plan)
 
-    def _has_room(self, choice: Choice, planned_nbytes: int, nbytes: int) -> bool:
-        """Whether a text may begin: alone when its first chunk fits, beside others when all of it does.
+    def _has_room(self, choice: Choice, plan: Plan) -> bool:
+        """Whether a text may begin beside others: when all that it has to read fits.
 
-        All of it, and a page more for every text that runs: who begins shall not have to give way at once.
+        That, and a page more for every text that runs: who begins shall not have to give way at once.
         """
-        if not self._fits(planned_nbytes + nbytes):
-            return False
-        if not self.running or self.pool.budget_bytes is None:
+        if self.pool.budget_bytes is None:
             return True
-        assert choice.cache is not None
         growing = [one.cache for one in self.running if one.cache is not None]
         growth = sum(cache.step_nbytes(cache.policy.page_size) for cache in growing)
-        return self._fits(planned_nbytes + growth + choice.cache.step_nbytes(choice.num_unread))
+        return self._fits(plan.nbytes + growth + _step_nbytes(choice, choice.ids[choice.num_held :]))
 
     def _fits(self, nbytes: int) -> bool:
         budget = self.pool.budget_bytes
         return budget is None or nbytes <= budget - self.pool.nbytes + self.pool.idle_bytes
 
-    def _full(self, choice: Choice, nbytes: int) -> CacheFull:
-        """Return the error of a text that does not fit though no other is there."""
-        held = 0 if choice.cache is None else held_nbytes(choice.cache)
-        return cannot_fit(self._new_cache(choice.request.policy), held + nbytes)
+    def _fail(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
+        """Take out a text that does not fit though no other is there, and those that would need as much."""
+        assert choice.cache is not None
+        error = cannot_fit(choice.cache, held_nbytes(choice.cache) + _step_nbytes(choice, ids))
+        for one in [*choice.followers, choice]:
+            self.remove(one, "error")
+            plan.failed.append((one, error))
+
+    def _free(self, choice: Choice) -> None:
+        if choice.cache is not None:
+            choice.cache.free()
+            choice.cache = None
 
     def _note(self, kind: EventKind, choice: Choice, tokens: int) -> None:
         self.log.append(Event(self.step, kind, choice.request.number, choice.index, tokens))
 
 
-class _Plan:
-    """What a step is going to run, and at most how many bytes it takes."""
-
-    def __init__(self, chunk_tokens: int) -> None:
-        self.runs: list[Run] = []
-        self.nbytes = 0
-        self._chunk_tokens = chunk_tokens
-        self._num_read = 0
-
-    def ids_of(self, choice: Choice) -> tuple[int, ...]:
-        """Return the tokens that a choice may run: one, or what is left for reading."""
-        if not choice.is_reading:
-            return tuple(choice.ids[-1:])
-        return choice.next_ids(self._chunk_tokens - self._num_read, may_exceed=not self._num_read)
-
-    def add(self, choice: Choice, ids: tuple[int, ...], nbytes: int) -> None:
-        run = Run(choice, ids, choice.num_held, reads=choice.is_reading)
-        if run.reads:
-            self._num_read += len(ids)
-        self.runs.append(run)
-        self.nbytes += nbytes
-
-
-def held_nbytes(cache: PagedCache) -> int:
-    """Return the bytes of all pages of a cache's sequences; one that several share counts in each."""
-    return sum(one.nbytes for one in cache.sequences)
-
-
-def cannot_fit(cache: PagedCache, nbytes: int) -> CacheFull:
-    """Return the error of a request for which the whole budget of its cache's pool is too small."""
-    budget, page_nbytes = cache.pool.budget_bytes, cache.layout.nbytes
-    assert budget is not None, "without a budget everything fits"
-    return CacheFull(-(-nbytes // page_nbytes), page_nbytes, budget, 0, budget)
+def _step_nbytes(choice: Choice, ids: Sequence[int]) -> int:
+    """Return how many bytes running these tokens takes at most."""
+    assert choice.cache is not None
+    return choice.cache.step_nbytes(len(ids))
 
 
 def _take_over(choice: Choice) -> Choice | None:

@@ -1,18 +1,19 @@
-"""`qkv generate --prompts FILE --out FILE`: a file of prompts through the engine, one line of JSON for each.
+"""`qkv generate --prompts FILE --out FILE`: a file of prompts through the engine, a line of JSON for each.
 
-A line of prompts is an object with ``prompt``, a text or a list of token ids, and whatever of `FIELDS` is to be
-other than on the command line. ``id`` names it in the output; the number of its line does where there is none.
+A line of prompts is an object with ``prompt``, a text or a list of token ids, and whatever of `FIELDS` is to
+be other than on the command line. ``id`` names it in the output; where there is none the number of its line
+does.
 
 Lines are written as they are done, each whole and at once, so the order is that of the ends. What a line says
-depends on its prompt and options alone, not on what ran beside it. Begun again with the same files, the command
-leaves out what is there and does the rest; a line that an interruption cut short is done anew.
+depends on its prompt and its options alone, not on what ran beside it. Begun again with the same files, the
+command leaves out what is there and does the rest; a line that an interruption cut short is done anew.
 """
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,8 +25,8 @@ from qkv.errors import OptionError, QKVError
 from qkv.ops.sampling import Sampling
 
 SAMPLING_FIELDS = frozenset(
-    ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    + ("min_tokens", "seed")
+    {"temperature", "top_k", "top_p", "min_p", "min_tokens", "seed"}
+    | {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 )
 FIELDS = SAMPLING_FIELDS | {"id", "prompt", "max_tokens", "stop", "cache"}
 """What a line of prompts may say."""
@@ -38,8 +39,8 @@ class Line:
     Attributes
     ----------
     id : str or int
-    prompt : str or list of int, or None
-        ``None`` if the line cannot be read.
+    prompt : str or list of int
+        As it is given; ``None`` where there is none.
     options : mapping
         Those of `FIELDS` that it gives.
     error : str
@@ -47,7 +48,7 @@ class Line:
     """
 
     id: str | int
-    prompt: str | list[int] | None
+    prompt: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
 
@@ -60,7 +61,7 @@ class Line:
         >>> Line.parse('{"prompt": "Once", "seed": 7}', number=3)
         Line(id=3, prompt='Once', options={'seed': 7}, error='')
         >>> Line.parse('{"prompt": "Once", "sed": 7}', number=3).error
-        "line 3 has a field 'sed'; there is no such option"
+        "line 3 has a field 'sed', and there is no such option"
         """
         try:
             said = json.loads(text)
@@ -70,11 +71,12 @@ class Line:
             return cls(number, None, error=f'line {number} is no object with a "prompt"')
         name, prompt = said.get("id", number), said["prompt"]
         options = {key: value for key, value in said.items() if key not in ("id", "prompt")}
-        unknown = sorted(options.keys() - FIELDS)
-        error = f"line {number} has a field {unknown[0]!r}; there is no such option" if unknown else ""
         if not isinstance(name, str | int) or isinstance(name, bool):
-            return cls(number, None, error=f"line {number} has an id that is neither text nor a whole number")
-        return cls(name, prompt, options, error)
+            return cls(
+                number, prompt, error=f"line {number} has an id that is neither text nor a whole number"
+            )
+        wrong = _wrong(options)
+        return cls(name, prompt, options, f"line {number} has {wrong}" if wrong else "")
 
     @property
     def key(self) -> str:
@@ -95,8 +97,8 @@ class Defaults:
 class BatchReport:
     """What a batch made and took; the fields are those of ``--json``.
 
-    ``kv_bytes_peak`` is the most that the texts that ran at once held, a shared page counted for each of them;
-    ``kv_bytes_pool_peak`` the most that was allocated, each page counted once, kept ones included.
+    ``kv_bytes_peak`` is the most that the texts of one step held, a shared page counted for each of them;
+    ``kv_bytes_pool_peak`` the most that was allocated: each page once, those kept for later texts included.
     """
 
     lines: int
@@ -123,11 +125,25 @@ class BatchReport:
         return (
             f"{self.done_before + self.done:,} of {self.lines:,} lines{before}{failed} · "
             f"{self.new_tokens:,} new tokens, {self.tokens_per_second:,.0f} a second, "
-            f"reading {self.gigabytes_per_second:.1f} GB/s\n"
+            f"reading {self.gigabytes_per_second:.2g} GB/s\n"
             f"{self.prompt_tokens:,} prompt tokens, {self.prefix_hit_tokens:,} found in shared pages · "
             f"KV {self.kv_bytes_predicted:,} bytes predicted {relation} {self.kv_bytes_peak:,} held at most, "
             f"{self.kv_bytes_pool_peak:,} allocated · {self.preemptions:,} preemptions"
         )
+
+
+def _wrong(options: Mapping[str, Any]) -> str:
+    """Say which option is unknown or of another type than it must be; `Sampling` looks at its own."""
+    for name, value in options.items():
+        if name not in FIELDS:
+            return f"a field {name!r}, and there is no such option"
+        if name == "max_tokens" and type(value) is not int:
+            return f"max_tokens {value!r}, which is no whole number"
+        if name == "cache" and not isinstance(value, str):
+            return f"cache {value!r}, which is no text"
+        if name == "stop" and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            return f"stop {value!r}, which is no list of texts"
+    return ""
 
 
 def run_batch(engine: Engine, prompts: Path, out: Path, defaults: Defaults) -> BatchReport:
@@ -213,11 +229,11 @@ class _Batch:
         self.done = self.failed = self.prompt_tokens = 0
         self._live: list[tuple[Line, Stream]] = []
 
-    def run(self, todo: Sequence[Line]) -> Any:
+    def run(self, todo: Sequence[Line]) -> Iterator[int]:
         """Yield, after each step, how many lines are written."""
         waiting = deque(todo)
         while waiting or self._live:
-            while waiting and self.engine.num_waiting == 0:
+            while waiting and self.engine.num_waiting < self.engine.max_batch:
                 self._submit(waiting.popleft())
             self.engine.step()
             for line, stream in self._live[:]:
@@ -275,7 +291,7 @@ class _Batch:
 
 
 def _submitted(engine: Engine, line: Line, defaults: Defaults) -> Stream:
-    if line.error or line.prompt is None:
+    if line.error:
         raise OptionError(line.error)
     given = dict(line.options)
     own = {name: given.pop(name) for name in SAMPLING_FIELDS & given.keys()}

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
+from qkv.app.cli.batch import Defaults, run_batch
 from qkv.app.cli.loading import load_model, note, warm_up
 from qkv.cache import PagedCache, PagePool, Policy
-from qkv.engine import Generation
+from qkv.engine import Engine, Generation
+from qkv.engine.engine import MAX_BATCH
 from qkv.errors import CacheFull, OptionError, PlanError
 from qkv.models import Model, new_cache
 from qkv.models.weights import Weights
@@ -106,8 +108,15 @@ class RunReport:
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")],
     model: Annotated[Path, typer.Option(help="A model folder: config.json, safetensors, tokenizer.json.")],
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help='In its place, a file of them: {"prompt": "Once"} on each line.')
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where their texts go; begun again, the rest is done.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="How many prompts of a file run at once.")] = MAX_BATCH,
     max_tokens: Annotated[int, typer.Option(help="How many new tokens at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")] = None,
@@ -127,12 +136,18 @@ def generate(
     compare: Annotated[bool, typer.Option("--compare", help="Run with and without the KV cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Continue PROMPT, streaming text, then print what it took."""
+    """Continue PROMPT, streaming text, then print what it took; or continue each prompt of a file."""
     choice = CacheChoice.parse(cache, cache_budget)
     _require_sense(choice, no_cache=no_cache, compare=compare)
+    files = _batch_files(prompt, prompts, out, alone=no_cache or compare)
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     loaded = load_model(model, weights)
     warm_up(loaded, None if no_cache else choice.policy)
+    if files is not None:
+        engine = Engine(loaded, choice.budget_bytes, choice.policy, max_batch=max_batch)
+        _run_files(engine, *files, Defaults(sampling, max_tokens, stop or ()), as_json)
+        return
+    assert prompt is not None, "without files there is a prompt"
 
     def begin(cached: bool) -> tuple[Generation, PagedCache | None]:
         new = choice.new_cache(loaded) if cached else None
@@ -149,6 +164,29 @@ def generate(
         raise OptionError(report.error)
     if report.finish_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+def _batch_files(
+    prompt: str | None, prompts: Path | None, out: Path | None, *, alone: bool
+) -> tuple[Path, Path] | None:
+    """Return the two files of a batch, ``None`` where one prompt is given."""
+    if prompt is not None and prompts is None and out is None:
+        return None
+    if prompt is not None or prompts is None or out is None:
+        raise OptionError("expected either a PROMPT, or --prompts FILE and --out FILE")
+    if alone:
+        raise OptionError("--compare and --no-cache are for one PROMPT; leave them out with --prompts")
+    return prompts, out
+
+
+def _run_files(engine: Engine, prompts: Path, out: Path, defaults: Defaults, as_json: bool) -> None:
+    report = run_batch(engine, prompts, out, defaults)
+    _print_json(asdict(report)) if as_json else note(report.text())
+    if report.interrupted:
+        note("begin again with the same files, and the rest is done")
+        raise typer.Exit(INTERRUPTED)
+    if report.failed:
+        raise typer.Exit(1)
 
 
 def _require_sense(choice: CacheChoice, *, no_cache: bool, compare: bool) -> None:

@@ -194,7 +194,10 @@ def prepare(
     head_numbers = _head_numbers(H, slopes, sinks)
     per_worker = workspace_numbers(layout, D, value_size)
     num_parts = B * G * num_panels * num_stretches if splits_keys else 0
-    spans_numbers, parts_numbers = 4 * layout.lanes * num_workers, num_parts * (value_size + 2) * layout.lanes
+    spans_numbers, parts_numbers = (
+        2 * words.SPAN_WORDS * layout.lanes * num_workers,
+        num_parts * (value_size + 2) * layout.lanes,
+    )
 
     call = np.zeros(words.NUM_WORDS, np.int64)
     call[words.PAGE_KEYS] = 1

@@ -34,6 +34,10 @@ from qkv.kernels.attention_words import (
     RIGHT,
     ROW_WORDS,
     ROWS,
+    SPAN_END,
+    SPAN_FIRST,
+    SPAN_LOWEST,
+    SPAN_WORDS,
     D,
     G,
     H,
@@ -99,7 +103,7 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
 
     @compiled()
     def fill(call, pair, panel, queries, spans):
-        """Put a panel's queries into lanes; ``spans`` gets each one's first key and the one past its last."""
+        """Put a panel's queries into lanes; ``spans`` gets what each one sees."""
         num_queries, size = integer_at(call, T), integer_at(call, D)
         offset, left = row_word(call, pair, OFFSET), row_word(call, pair, LEFT)
         q_length, kv_length = row_word(call, pair, Q_LENGTH), row_word(call, pair, KV_LENGTH)
@@ -107,7 +111,8 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
         start = moved(pointer(integer_at(call, Q)), b * integer_at(call, Q + BATCH))
         for lane in range(lanes):
             h, t = query_of(call, pair, panel, lane)
-            first, end = 0, 0 if t < num_queries else NO_LIMIT  # an unused lane needs no masking
+            first, lowest = 0, 0
+            end = 0 if t < num_queries else NO_LIMIT  # an unused lane needs no masking
             if t < q_length:
                 first = first_within(call, pair, t + offset, left)
                 end = max(0, min(kv_length, t + offset + integer_at(call, RIGHT) + 1))
@@ -115,10 +120,12 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
                 if integer_at(call, OWN_PAGE) == EARLIER_PAGES:
                     end = page_start
                 if integer_at(call, OWN_PAGE) == OWN_PAGE_ONLY:
+                    lowest = page_start
                     first = max(first, page_start)
                 first = min(first, end)
-            put_integer(spans, 2 * lane, first)
-            put_integer(spans, 2 * lane + 1, end)
+            put_integer(spans, SPAN_WORDS * lane + SPAN_FIRST, first)
+            put_integer(spans, SPAN_WORDS * lane + SPAN_END, end)
+            put_integer(spans, SPAN_WORDS * lane + SPAN_LOWEST, lowest)
             source = moved(start, h * integer_at(call, Q + HEAD) + t * integer_at(call, Q + QUERY))
             for d in range(size):
                 value = number_at(source, d) if t < num_queries else np.float32(0)
@@ -129,7 +136,8 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
         """Return the first key that a window shows to any lane, and the one past the last that any sees."""
         start, stop = NO_LIMIT, 0
         for lane in range(lanes):
-            first, end = integer_at(spans, 2 * lane), integer_at(spans, 2 * lane + 1)
+            first = integer_at(spans, SPAN_WORDS * lane + SPAN_FIRST)
+            end = integer_at(spans, SPAN_WORDS * lane + SPAN_END)
             if end < NO_LIMIT:
                 stop = max(stop, end)
                 start = min(start, first) if first < end else start
@@ -181,11 +189,13 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
         """Write -inf where a lane does not see a key of the block, by order, window or length."""
         hides, always_seen = False, row_word(call, pair, FIRST_KEYS) - block
         for lane in range(lanes):
-            first, end = integer_at(spans, 2 * lane) - block, integer_at(spans, 2 * lane + 1) - block
+            first = integer_at(spans, SPAN_WORDS * lane + SPAN_FIRST) - block
+            end = integer_at(spans, SPAN_WORDS * lane + SPAN_END) - block
+            lowest = integer_at(spans, SPAN_WORDS * lane + SPAN_LOWEST) - block
             if first > 0 or end < num_keys:
                 hides = True
                 for key in range(num_keys):
-                    if key >= end or always_seen <= key < first:
+                    if key >= end or key < lowest or always_seen <= key < first:
                         put_number(scores, key * lanes + lane, np.float32(-np.inf))
         return hides
 

@@ -22,6 +22,7 @@ from qkv.kernels.attention_words import (
     NUMBERS,
     PAIRS,
     PANELS,
+    SPAN_BYTES,
     SPANS,
     STRETCH_KEYS,
     STRETCHES,
@@ -81,7 +82,7 @@ def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
         scores = moved(factors, lanes)
         chains = moved(scores, (BLOCK_KEYS + SPARE_KEYS) * lanes)
         widened = address_of(moved(chains, chain_numbers))
-        spans = integer_at(call, SPANS) + worker * lanes * 16
+        spans = integer_at(call, SPANS) + worker * lanes * SPAN_BYTES
         for number in range((BLOCK_KEYS + SPARE_KEYS) * lanes):
             put_number(scores, number, np.float32(0))
         for unit in range(worker, integer_at(call, PAIRS) * num_stretches, integer_at(call, WORKERS)):
@@ -151,6 +152,9 @@ def _write_sums(vectors: int, width: int) -> Callable[..., Any]:
             total = writer.constant(0.0)
             for place, shift, factor in zip(places, lane_shifts, lane_factors, strict=True):
                 weight = writer.exp(builder.fsub(builder.fmul(writer.load(row, place), scales), shift))
+                # What does not count may be NaN, which 0 would not make 0.
+                counts_not = builder.fcmp_ordered("==", factor, writer.constant(0.0))
+                weight = builder.select(counts_not, writer.constant(0.0), weight)
                 total = writer.fma(weight, factor, total)
             return total
 

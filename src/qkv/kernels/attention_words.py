@@ -25,7 +25,7 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     PARTS,  # (pairs of B and G, panels, stretches, D_v + 2, lanes) float32, if keys are split
     WORKSPACE,  # (workers, WORKSPACE_SIZE) float32
     WORKSPACE_SIZE,
-    SPANS,  # (workers, lanes, 2) int64
+    SPANS,  # (workers, lanes, SPAN_WORDS) int64
     NUMBERS,  # scale, softcap (0 = none) as float32
     HEAD_NUMBERS,  # (H, 2) float32: ALiBi slope (0 = none) and sink (-inf = none)
     ROWS,  # (B, G, ROW_WORDS) int64: see below
@@ -62,6 +62,10 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     COLUMNS,  # (B, G, S) float32: those sums
     NUM_WORDS,
 ) = range(22, 63)
+
+# What a lane's query sees: the first key in its window, the one past its last, and the first of all.
+SPAN_FIRST, SPAN_END, SPAN_LOWEST, SPAN_WORDS = range(4)
+SPAN_BYTES = 8 * SPAN_WORDS
 
 # A request to a function that is run by address: what it is told beside the call.
 REQUEST_WORDS = 8

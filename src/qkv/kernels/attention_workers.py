@@ -70,6 +70,7 @@ from qkv.kernels.attention_words import (
     PARTS,
     REQUEST_WORDS,
     SHARES_VALUES,
+    SPAN_BYTES,
     SPANS,
     SPLITS,
     STRETCH,
@@ -353,7 +354,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         state = moved(pointer(integer_at(call, WORKSPACE)), worker * integer_at(call, WORKSPACE_SIZE))
         part, queries = moved(state, state_size), moved(state, 2 * state_size)
         scratch = moved(queries, integer_at(call, D) * lanes)
-        spans = integer_at(call, SPANS) + worker * lanes * 16
+        spans = integer_at(call, SPANS) + worker * lanes * SPAN_BYTES
         request = address_of(moved(state, integer_at(call, WORKSPACE_SIZE) - 2 * REQUEST_WORDS))
         tidy(call, scratch)
         num_units = integer_at(call, PAIRS) * num_panels * num_stretches

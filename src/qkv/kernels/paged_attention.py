@@ -149,7 +149,7 @@ def sum_columns(
     tile = tile_for(H // G * T)
     layout = layout_for(tile)
     workspace = np.empty((num_workers, sums_workspace_numbers(layout, D)), np.float32)
-    spans = np.empty((num_workers, layout.lanes, 2), np.int64)
+    spans = np.empty((num_workers, layout.lanes, words.SPAN_WORDS), np.int64)
     lse, numbers = np.ascontiguousarray(lse, np.float32), np.array([scale, 0.0], np.float32)
     factors = None if factors is None else np.ascontiguousarray(factors, np.float32)
     rows, q = _rows(pages, reach, T), with_whole_heads(q)

@@ -20,7 +20,7 @@ from qkv.ops.sampling import Sampling
 from qkv.cache import ContiguousCache
 from qkv.models import MultiHeadAttention, CachedMultiHeadAttention, load, new_cache, load_cache
 from qkv.planner import plan
-from qkv.engine import generate
+from qkv.engine import Engine, compare, generate
 from qkv.errors import (
     QKVError,
     ShapeError,
@@ -53,6 +53,8 @@ __all__ = [
     "new_cache",
     "load_cache",
     "plan",
+    "Engine",
+    "compare",
     "generate",
     "QKVError",
     "ShapeError",

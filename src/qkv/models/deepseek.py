@@ -27,7 +27,7 @@ in float32 the two differ in the last bits, and a token's logits must not depend
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -273,10 +273,11 @@ class DeepSeek:
         """Only a part of a key is turned."""
         return None
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        return fingerprint_of(self.config, self.embedding, self.final_norm)
+        attention = (weight for layer in self.layers for weight in (layer.w_q, layer.w_latent))
+        return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
 
     def _hidden(self, step: Step) -> Hidden:
         x = embed(step.ids, self.embedding)  # B T E

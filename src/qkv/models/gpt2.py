@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -159,10 +160,11 @@ class GPT2:
         """Keys are not turned: positions are part of the embedding."""
         return None
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        return fingerprint_of(self.config, self.embedding, *self.final_norm)
+        attention = (layer.w_qkv for layer in self.layers)
+        return fingerprint_of(self.config, self.embedding, *self.final_norm, *attention)
 
     def _hidden(self, step: Step) -> Hidden:
         if step.longest > self.context_length:

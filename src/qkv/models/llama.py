@@ -7,6 +7,7 @@ layers see through a window, all of which the config says.
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -216,10 +217,11 @@ class Llama:
         """How keys are turned, whole, by their positions."""
         return Rotation(self.config.rotary.at(self.context_length))
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        return fingerprint_of(self.config, self.embedding, self.final_norm)
+        attention = (weight for layer in self.layers for weight in (layer.w_q, layer.w_k, layer.w_v))
+        return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
 
     def _hidden(self, step: Step) -> Hidden:
         x = embed(step.ids, self.embedding)  # B T E

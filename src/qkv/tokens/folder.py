@@ -15,17 +15,20 @@ What tokenizer.json puts around a text is the truth: a config's ``add_bos_token`
 
 import json
 from pathlib import Path
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from qkv.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import tokenizers
 
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def read_core(folder: Path) -> tokenizers.Tokenizer:
+def read_core(folder: Path) -> "tokenizers.Tokenizer":
     """Read tokenizer.json; neither truncation nor padding is taken over from when it was saved."""
+    from tokenizers import Tokenizer  # a large library, which not every use of qkv needs
+
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(
@@ -33,7 +36,7 @@ def read_core(folder: Path) -> tokenizers.Tokenizer:
             "or make it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     try:
-        core = tokenizers.Tokenizer.from_file(str(path))
+        core = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises this bare type
         raise damaged(path, error) from error
     core.no_truncation()

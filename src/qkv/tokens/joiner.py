@@ -23,9 +23,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from tokenizers.decoders import Decoder
+if TYPE_CHECKING:  # a third of the time that `import qkv` takes
+    from tokenizers.decoders import Decoder
+
 
 REPLACEMENT = "\ufffd"
 
@@ -53,7 +55,7 @@ class TokenJoiner:
     ('A\ufffd', 'A')
     """
 
-    decoder: Decoder | None
+    decoder: "Decoder | None"
 
     @cached_property
     def spelling(self) -> Spelling:

@@ -5,15 +5,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import tokenizers
+from typing import TYPE_CHECKING, Any
 
 from qkv.errors import ChatTemplateError, OptionError, PromptError
 from qkv.tokens import chat
 from qkv.tokens.folder import read_chat_templates, read_core, read_special_tokens
 from qkv.tokens.joiner import TokenJoiner
 from qkv.tokens.stream import StreamDecoder
+
+if TYPE_CHECKING:  # loaded when a tokenizer is read
+    import tokenizers
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +33,8 @@ class Tokenizer:
 
     Examples
     --------
-    >>> from tokenizers import models, pre_tokenizers
-    >>> core = tokenizers.Tokenizer(models.WordLevel({"the": 0, "cat": 1, "</s>": 2, "?": 3}, unk_token="?"))
+    >>> from tokenizers import Tokenizer as Core, models, pre_tokenizers
+    >>> core = Core(models.WordLevel({"the": 0, "cat": 1, "</s>": 2, "?": 3}, unk_token="?"))
     >>> core.pre_tokenizer = pre_tokenizers.Whitespace()
     >>> tokenizer = Tokenizer(core, {"eos_token": "</s>"})
     >>> tokenizer.encode("the cat the dog")
@@ -42,7 +43,7 @@ class Tokenizer:
     ('the cat', 2, None)
     """
 
-    core: tokenizers.Tokenizer
+    core: "tokenizers.Tokenizer"
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ in float32 the two differ in the last bits, and a token's logits must not depend
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,7 +273,7 @@ class DeepSeek:
         """Only a part of a key is turned."""
         return None
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
         attention = (weight for layer in self.layers for weight in (layer.w_q, layer.w_latent))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -160,7 +159,7 @@ class GPT2:
         """Keys are not turned: positions are part of the embedding."""
         return None
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
         attention = (layer.w_qkv for layer in self.layers)

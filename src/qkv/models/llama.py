@@ -7,7 +7,6 @@ layers see through a window, all of which the config says.
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -217,7 +216,7 @@ class Llama:
         """How keys are turned, whole, by their positions."""
         return Rotation(self.config.rotary.at(self.context_length))
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
         attention = (weight for layer in self.layers for weight in (layer.w_q, layer.w_k, layer.w_v))

@@ -17,10 +17,10 @@ from slow_cache import Sizes
 
 BACKENDS: tuple[Backend, ...] = ("numpy", "compiled") if can_compile() else ("numpy",)
 
-GROUPED = Sizes(L=2, G=2, H=6, D=6, D_v=10)
-ONE_KEY_HEAD = Sizes(L=3, G=1, H=5, D=16, D_v=16)  # whole vectors, whose codes are read as they are
+GROUPED = Sizes(L=2, G=2, H=4, D=6, D_v=10)
+ONE_KEY_HEAD = Sizes(L=3, G=1, H=3, D=16, D_v=16)  # whole vectors, whose codes are read as they are
 AS_MANY = Sizes(L=2, G=3, H=3, D=5, D_v=7)
-LATENT = Sizes(L=2, G=1, H=5, D=24, D_v=16, shares_values=True)
+LATENT = Sizes(L=2, G=1, H=3, D=24, D_v=16, shares_values=True)
 SIZES = {GROUPED: "grouped", ONE_KEY_HEAD: "one key head", AS_MANY: "as many", LATENT: "latent"}
 HEADS = {GROUPED: "10/01", ONE_KEY_HEAD: "0/1/0", AS_MANY: "101", LATENT: "0/1"}
 
@@ -65,6 +65,7 @@ def _each(cases: list[tuple[str, Sizes]]) -> pytest.MarkDecorator:
 
 
 each_policy, each_kind = _each(CASES), _each(ONE_OF_A_KIND)
+each_without_eviction = _each([case for case in CASES if Policy.parse(case[0]).eviction is None])
 
 STEPS = ((13, 9), (2, 4), (1, 1), (1, 1), (0, 1), (1, 0), (1, 1), (5, 1), (1, 1))
 """So many tokens of each of two texts: more than any budget and less, together and alone."""

@@ -209,7 +209,7 @@ layers  heads  tokens  positions
 def test_a_table_says_by_which_score_tokens_left():
     """PyramidKV keeps more in the lower layer: 12 of 13 tokens there, and 6 in the upper one."""
     cache = step(new("pyramidkv=9,page=3"), 25)
-    budgets = cache.budgets
+    budgets = cache.keeping.budgets
     text = str(cache.explain())
     assert "dropped by pyramidkv=9 (score: the attention a token got from the prompt's last queries" in text
     assert budgets is not None and budgets[0] > budgets[1]

@@ -1,7 +1,6 @@
 """One request of an engine: its text, its end, its draws, its figures, and what is refused."""
 
 import json
-import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
@@ -283,6 +282,20 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(chunk_tokens: int):
     assert all(len(one.top) == 2 for one in stream.prompt_logprobs)
 
 
+def test_prompt_logprobs_are_given_once_though_the_prompt_is_read_twice():
+    ids = list(range(1, 14))
+    once = say(ToyModel(), ids, max_tokens=2, prompt_logprobs=1)
+    list(once)
+    engine = Engine(ToyModel(), policy="page=4", chunk_tokens=5)
+    twice = engine.submit(ids, max_tokens=2, prompt_logprobs=1)
+    for _ in range(2):
+        engine.step()
+        engine._scheduler.preempt_all()
+    engine.run()
+    assert twice.prompt_logprobs == once.prompt_logprobs
+    assert twice.statistics.preemptions == 2
+
+
 def test_a_prompt_known_already_is_read_all_the_same_where_its_logprobs_are_wanted():
     engine, ids = Engine(ToyModel(), policy="page=4"), list(range(1, 14))
     streams = [engine.submit(ids, max_tokens=2, prompt_logprobs=0) for _ in range(2)]
@@ -516,15 +529,21 @@ def test_an_interrupted_step_loses_no_text(policy: str, when: str, sharing: bool
 # Figures
 
 
+class Slow(ToyModel):
+    """Takes a second a token."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def hidden(self, ids: Any, cache: Any = None) -> np.ndarray:
+        self.clock.now += np.size(ids)
+        return super().hidden(ids, cache)
+
+
 def test_times_are_those_of_waiting_reading_and_decoding():
     clock = Clock()
-
-    class Slow(ToyModel):
-        def hidden(self, ids: Any, cache: Any = None) -> np.ndarray:
-            clock.now += np.size(ids)
-            return super().hidden(ids, cache)
-
-    engine = Engine(Slow(), max_batch=1, clock=clock)
+    engine = Engine(Slow(clock), max_batch=1, clock=clock)
     first, second = engine.submit([1] * 10, max_tokens=3), engine.submit([2] * 5, max_tokens=2)
     engine.run()
     figures = first.statistics, second.statistics
@@ -553,17 +572,26 @@ def test_figures_of_each_step_add_up_to_those_of_all():
 
 
 def test_bytes_read_are_weights_and_what_texts_hold_over_the_time():
-    steps = []
     clock = Clock()
-    engine = Engine(ToyModel(), clock=clock, on_step=lambda step: (steps.append(step), clock.work("", 0)))
+    engine = Engine(Slow(clock), clock=clock)
     engine._weight_nbytes = 1000
     engine.submit([1] * 20, max_tokens=1)
     engine.submit([1], max_tokens=1)
-    engine.run()
-    (step,) = steps
+    step = engine.step()
+    assert step is not None
     assert (step.memory.pages, step.memory.nbytes, step.memory.held_bytes) == (3, 3 * PAGE, 3 * PAGE)
     assert step.bytes_read == 1000 + 3 * PAGE
-    assert step.gigabytes_per_second == 0
+    assert step.seconds == 21
+    assert step.gigabytes_per_second == pytest.approx((1000 + 3 * PAGE) / 21e9)
+    assert engine.statistics.gigabytes_per_second == step.gigabytes_per_second
+
+
+def test_a_clock_that_stands_still_gives_no_speed():
+    engine = Engine(ToyModel(), clock=Clock())
+    stream = engine.submit([1], max_tokens=3)
+    engine.run()
+    assert engine.statistics.gigabytes_per_second == engine.statistics.tokens_per_second == 0
+    assert stream.statistics.decode_tokens_per_second == 0
 
 
 def test_what_texts_hold_is_what_was_predicted_in_every_step():
@@ -585,4 +613,3 @@ def test_evicted_tokens_are_counted():
     stream = Engine(ToyModel(), policy="streaming=8,page=4").submit([1] * 5, max_tokens=15)
     list(stream)
     assert stream.statistics.evicted_tokens == 8
-    assert math.isclose(stream.statistics.peak_kv_bytes % 4, 0)

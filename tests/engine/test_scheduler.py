@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qkv.engine import Engine, Stream
 from qkv.errors import CacheFull
+from qkv.models import new_cache
 from qkv.ops.backend import is_compiled
 from qkv.ops.sampling import Sampling
 from toy_model import BYTES_PER_TOKEN, ToyModel
@@ -347,12 +348,14 @@ def test_a_long_prompt_does_not_hold_up_those_that_decode():
     assert reads == [3] * 5
 
 
-def test_a_prompt_under_an_eviction_is_read_in_one_step():
+def test_prompts_under_an_eviction_are_read_in_one_step_each_and_not_two_in_one():
     engine = Engine(toy(), chunk_tokens=3, policy="h2o=8,page=4")
-    stream = Asked(BEGINNING[:15], policy="h2o=8,page=4").submit(engine)
+    asked = [Asked(BEGINNING[start : start + 15], policy="h2o=8,page=4") for start in (0, 4)]
+    streams = [one.submit(engine) for one in asked]
     engine.run()
-    assert events(engine, "run")[0].tokens == 15
-    assert answers(stream) == alone(Asked(BEGINNING[:15], policy="h2o=8,page=4"))
+    reads = [(event.step, event.tokens) for event in events(engine, "run") if event.tokens > 1]
+    assert reads == [(1, 15), (2, 15)]
+    assert [answers(stream) for stream in streams] == [alone(one) for one in asked]
 
 
 def test_no_more_run_than_may():
@@ -383,6 +386,32 @@ def test_two_runs_make_the_same_decisions():
     first = log()
     assert first == log()
     assert {"submit", "admit", "run", "preempt", "abort"} <= {event.kind for event in first}
+
+
+def test_who_begins_leaves_the_others_a_page_to_grow():
+    """Three pages: the first has one and takes another with its next token; the second would take two."""
+    engine = Engine(toy(), pool_bytes=3 * PAGE)
+    asked = Asked(BEGINNING[:4], max_tokens=5, ignore_eos=True), Asked(BEGINNING[:8], max_tokens=3)
+    streams = [one.submit(engine) for one in asked]
+    engine.run()
+    assert engine.statistics.preemptions == 0
+    assert [answers(stream) for stream in streams] == [alone(one) for one in asked]
+
+
+def test_when_the_oldest_fails_after_others_gave_way_these_go_on():
+    """Before it comes down to 8 tokens it holds 3 pages of 4; there is room for two, and for small ones."""
+    policy, small = "streaming=8,sinks=1,page=4", "int8,window=1,page=1"
+    page, small_page = (new_cache(toy(), one).layout.nbytes for one in (policy, small))
+    budget = 2 * page + 5 * small_page
+    assert budget < 3 * page
+    engine = Engine(toy(), pool_bytes=budget)
+    first = Asked(BEGINNING[:4], policy=policy, max_tokens=9, ignore_eos=True)
+    second = Asked(BEGINNING[:1], policy=small, max_tokens=12, ignore_eos=True)
+    streams = [one.submit(engine) for one in (first, second)]
+    engine.run()
+    assert (streams[0].finish_reason, len(streams[0].new_ids)) == ("error", 5)
+    assert [event.request for event in events(engine, "preempt")] == [1]
+    assert answers(streams[1]) == alone(second)
 
 
 # Beginnings that are known

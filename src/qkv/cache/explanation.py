@@ -152,7 +152,9 @@ def explain(cache: "PagedCache", windows: NDArray[np.int64]) -> Explanation:
         for layer, head in np.ndindex(one.held.shape):
             window = int(windows[layer, head])
             window = None if window == NO_WINDOW else window
-            heads[row, layer, head] = _contents(one, layer, head, window, int(cache.first_keys[layer, head]))
+            heads[row, layer, head] = _contents(
+                one, layer, head, window, int(cache.keeping.first_keys[layer, head])
+            )
     drops = tuple(map(tuple, cache.drops))
     full_nbytes = sum(_full_nbytes(cache.shape, length) for length in cache.lengths)
     return Explanation(cache.policy, cache.lengths, heads, drops, cache.nbytes, full_nbytes)

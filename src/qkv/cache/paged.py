@@ -6,31 +6,30 @@ queries. Which tokens stay, in how many bits and in whose pages never shows ther
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qkv.cache.appending import append_next, append_tokens
-from qkv.cache.attending import Rules, Sight, attend_tables, check_queries, held_positions
+from qkv.cache.attending import Rules, attend_tables, check_queries
 from qkv.cache.closing import drop_all_filled, drop_filled
 from qkv.cache.contiguous import CacheShape, check_rows
-from qkv.cache.evicting import Dropped, Rotation, SeenStep, evict, note_attention
+from qkv.cache.evicting import Dropped, Rotation
 from qkv.cache.explanation import Explanation, explain
 from qkv.cache.fitting import check_fits_model
 from qkv.cache.identity import Identity
+from qkv.cache.keeping import Keeping
 from qkv.cache.policy import Policy
 from qkv.cache.pool import PagePool
 from qkv.cache.prediction import page_layout, predicted_nbytes
 from qkv.cache.prefix import PrefixIndex
 from qkv.cache.protocol import LayerRules
-from qkv.cache.retention import layer_budgets
 from qkv.cache.room import check_room, step_nbytes
 from qkv.cache.saving import open_saved, save_sequences
 from qkv.cache.sharing import adopt, check_shareable, namespace, remember
-from qkv.cache.tables import Counts, SequenceTables, between
+from qkv.cache.tables import Counts, SequenceTables
 from qkv.cache.trimming import check_trim, check_unfinished, forget_unfinished, trim_sequence
-from qkv.cache.windows import NO_WINDOW, head_windows, pages_behind
 from qkv.errors import OptionError, ShapeError
 from qkv.ops.backend import is_compiled
 from qkv.shapes import Array, Keys, Queries, Values
@@ -88,11 +87,9 @@ class PagedCache:
         self.rotation, self.fingerprint = rotation, fingerprint
         self.layout = page_layout(shape, self.policy)
         check_fits_model(self.policy, shape, rotation is not None)
-        L, G = shape.num_layers, shape.num_kv_heads
-        self.budgets = self._layer_budgets()
-        self.windows, self.first_keys = head_windows(self.policy, L, G)
-        self._model_windows = np.full(L, NO_WINDOW)
-        self.sequences = [SequenceTables(self.pool, self.layout, L, G) for _ in range(batch_size)]
+        self.keeping = Keeping(self.policy, shape, rotation)
+        sizes = shape.num_layers, shape.num_kv_heads
+        self.sequences = [SequenceTables(self.pool, self.layout, *sizes) for _ in range(batch_size)]
         self.drops: list[list[Dropped]] = [[] for _ in range(batch_size)]
 
     @property
@@ -119,7 +116,7 @@ class PagedCache:
 
     def predict_nbytes(self, num_tokens: int, prompt_tokens: int | None = None) -> int:
         """Return what ``nbytes`` will be once each sequence has ``num_tokens``: see `predicted_nbytes`."""
-        sizes = num_tokens, prompt_tokens, self._model_windows
+        sizes = num_tokens, prompt_tokens, self.keeping.model_windows
         return self.batch_size * predicted_nbytes(self.shape, self.policy, *sizes)
 
     def positions(self, num_tokens: int) -> NDArray[np.int64]:
@@ -155,7 +152,7 @@ class PagedCache:
         new = _counts(self.batch_size, k.shape[2], lengths)
         self._begin(layer)
         if layer == 0:
-            check_room(self.sequences, new, self.budgets, self.policy)
+            check_room(self.sequences, new, self.keeping.budgets, self.policy)
         if k.shape[2] == 1 and new.all() and self._takes_at_once and is_compiled():
             append_next(self.sequences, layer, k, None if self.shape.shares_values else v)
             return
@@ -198,15 +195,13 @@ class PagedCache:
         check_queries(self.shape, self.batch_size, q)
         new = _counts(self.batch_size, q.shape[2], lengths)
         weighing, window = _split(q.shape[-1], **rules)
-        sight = self._sight(layer, new, window)
+        sight = self.keeping.sight(self.sequences, layer, new, window)
         output, lse = attend_tables(self.sequences, layer, q, sight, weighing)
         for row, one in enumerate(self.sequences):
-            if self.policy.eviction is not None and new[row]:
-                self._evict_row(row, layer, q[row], lse[row], sight, weighing)
+            if dropped := self.keeping.evict(one, layer, q[row], lse[row], sight.of_row(row), weighing):
+                self.drops[row].append(dropped)
             if one.closes_pages:
                 drop_filled(one, layer)
-        if window is not None:
-            self._model_windows[layer] = window
         if layer == self.shape.num_layers - 1:
             self._finish_step()
         return output
@@ -228,7 +223,7 @@ class PagedCache:
         ends = [min(one.length, length) for one in self.sequences]
         longer = [pair for pair in zip(self.sequences, ends, strict=True) if pair[0].reaches_beyond(pair[1])]
         for one, end in longer:
-            check_trim(one, end, self._effective_windows(), self.policy)
+            check_trim(one, end, self.keeping.effective_windows, self.policy)
         for one, end in longer:
             trim_sequence(one, end)
         for drops, one in zip(self.drops, self.sequences, strict=True):
@@ -296,7 +291,7 @@ class PagedCache:
         one = self.sequences[row]
         check_shareable(index, one, self.policy)
         num_tokens = adopt(one, index, tokens, namespace(self._identity, salt), adapter)
-        self._drop_behind(one)
+        self.keeping.drop_behind(one)
         return num_tokens
 
     def remember_prefix(
@@ -342,7 +337,7 @@ class PagedCache:
         CacheFileError
             If the file cannot be written.
         """
-        save_sequences(Path(path), self._identity, self.sequences, self.drops, self._model_windows)
+        save_sequences(Path(path), self._identity, self.sequences, self.drops, self.keeping.model_windows)
 
     @classmethod
     def load(
@@ -379,7 +374,7 @@ class PagedCache:
             options = {"pool": pool, "rotation": rotation, "fingerprint": fingerprint}
             cache = cls(shape, policy, saved.batch_size, **options)
             cache.drops = saved.fill(cache.sequences)
-        cache._model_windows = saved.windows
+        cache.keeping.model_windows = saved.windows
         return cache
 
     def explain(self) -> Explanation:
@@ -403,7 +398,7 @@ class PagedCache:
         >>> cache.explain().heads[0, 0, 2].positions  # row, layer, head
         array([ 0,  1,  2,  3, 34, 35, 36, 37, 38, 39], dtype=int32)
         """
-        return explain(self, self._effective_windows())
+        return explain(self, self.keeping.effective_windows)
 
     @classmethod
     def joined(cls, caches: Sequence["PagedCache"]) -> "PagedCache":
@@ -426,7 +421,7 @@ class PagedCache:
         if len(kinds) != 1 or len(set(map(id, sequences))) < len(sequences):
             raise OptionError("expected caches of one model, policy and pool, each once; join those that are")
         for cache in caches:  # what one learns of the model's windows the others are to know
-            cache._model_windows = caches[0]._model_windows
+            cache.keeping = caches[0].keeping
         return caches[0]._with(sequences, [drops for cache in caches for drops in cache.drops])
 
     def beside(self, policy: Policy | str | None = None, *, pool: PagePool | None = None) -> "PagedCache":
@@ -446,13 +441,13 @@ class PagedCache:
             rotation=self.rotation,
             fingerprint=self.fingerprint,
         )
-        other._model_windows = self._model_windows
+        other.keeping.model_windows = self.keeping.model_windows
         return other
 
     def step_nbytes(self, num_tokens: int) -> int:
         """Return how many bytes a step of T tokens for each sequence takes from the pool at its height."""
         new = np.full(self.batch_size, num_tokens)
-        return step_nbytes(self.sequences, new, self.budgets, self.policy)
+        return step_nbytes(self.sequences, new, self.keeping.budgets, self.policy)
 
     def free(self) -> None:
         """Give every page back to the pool and hold nothing."""
@@ -476,12 +471,6 @@ class PagedCache:
         other.sequences, other.drops = sequences, drops
         return other
 
-    def _layer_budgets(self) -> tuple[int, ...] | None:
-        eviction = self.policy.eviction
-        if eviction is None:
-            return None
-        return layer_budgets(eviction.name, eviction.budget, self.shape.num_layers, self.policy.sinks)
-
     def _begin(self, layer: int) -> None:
         """Go back to where the last finished step ended."""
         layers = slice(None) if layer == 0 else slice(layer, layer + 1)
@@ -496,46 +485,12 @@ class PagedCache:
         """Whether a step's pages are those of all its layers together, so that none is given back between."""
         return self.policy.eviction is None and not self.layout.codecs.closes_pages
 
-    def _sight(self, layer: int, new: Counts, window: int | None) -> Sight:
-        windows = self.windows[layer] if window is None else np.minimum(self.windows[layer], window)
-        shape = self.batch_size, self.shape.num_kv_heads
-        first_keys = np.broadcast_to(self.first_keys[layer], shape)
-        if (windows == NO_WINDOW).all():
-            return Sight(new, None, first_keys)
-        moved = self.layout.tracks and not self.policy.rerotate
-        positions = held_positions(self.sequences, layer) if moved else None
-        return Sight(new, np.broadcast_to(windows, shape), first_keys, positions)
-
-    def _evict_row(
-        self, row: int, layer: int, q: NDArray[Any], lse: NDArray[Any], sight: Sight, rules: Rules
-    ) -> None:
-        eviction, one = self.policy.eviction, self.sequences[row]
-        assert eviction is not None and self.budgets is not None
-        held, count, budget = int(one.held[layer, 0]), int(sight.new[row]), self.budgets[layer]
-        step = SeenStep(q[:, :count], lse[:, :count], sight.of_row(row), rules)
-        note_attention(one, layer, step, eviction)
-        if self.policy.exceeds(held, budget, count):
-            options = {"budget": budget, "sinks": self.policy.sinks, "rotation": self.rotation}
-            dropped = evict(one, layer, step, eviction, rerotates=self.policy.rerotate, **options)
-            self.drops[row].append(dropped)
-
-    def _effective_windows(self) -> Counts:
-        """Return how far back each head's queries see: the policy's window or the model's, (L, G)."""
-        return np.minimum(self.windows, self._model_windows[:, None])
-
     def _finish_step(self) -> None:
         """Give back what was there for the step alone, and the pages that no later query sees."""
         for one in self.sequences:
             if one.closes_pages:
                 drop_all_filled(one)
-            self._drop_behind(one)
-
-    def _drop_behind(self, one: SequenceTables) -> None:
-        """Give back the pages that have fallen behind every window."""
-        windows = self._effective_windows()
-        if self.policy.eviction is None and (windows < NO_WINDOW).any():
-            behind = pages_behind(one.held, windows, self.first_keys, self.layout.P)
-            one.pages.drop(slice(None), between(*behind, one.pages.num_pages))
+            self.keeping.drop_behind(one)
 
 
 def _counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> Counts:

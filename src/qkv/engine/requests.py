@@ -132,7 +132,7 @@ class Choice:
         self.finished: float | None = None
         self.cached_tokens = 0
         self.preemptions = 0
-        self.evicted_tokens = 0
+        self.past_evicted_tokens = 0
         self.peak_nbytes = 0
 
     @property
@@ -164,6 +164,13 @@ class Choice:
     def is_reading(self) -> bool:
         """Whether it is still at its prompt, or at what it has to read anew."""
         return self.num_new == 0 or self.num_unread > 1
+
+    @property
+    def evicted_tokens(self) -> int:
+        """What its policy has evicted, over layers and key heads; what it had, where the cache is gone."""
+        if self.cache is None:
+            return self.past_evicted_tokens
+        return sum(dropped.positions.size for dropped in self.cache.drops[0])
 
     @property
     def wants_prompt_logprobs(self) -> bool:

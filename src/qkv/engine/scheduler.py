@@ -118,7 +118,6 @@ class Scheduler:
         if self._prefixes is not None and choice.num_held // P > run.start // P:
             self._prefixes.remember(choice)
         choice.peak_nbytes = max(choice.peak_nbytes, held_nbytes(run.cache))
-        choice.evicted_tokens = sum(dropped.positions.size for dropped in run.cache.drops[0])
 
     def fork(self, choice: Choice) -> list[Choice]:
         """Let those that follow a choice, whose prompt has been read, begin from its cache; return them."""
@@ -271,6 +270,7 @@ class Scheduler:
 
     def _free(self, choice: Choice) -> None:
         if choice.cache is not None:
+            choice.past_evicted_tokens = choice.evicted_tokens
             choice.cache.free()
             choice.cache = None
 

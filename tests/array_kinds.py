@@ -29,7 +29,7 @@ Q, K, VALUES = normal(1, B, H, T, D), normal(2, B, G, S, D), normal(3, B, G, S, 
 MASK = np.random.default_rng(4).random((B, 1, T, S)) < 0.7
 BIAS = np.where(MASK[:1], normal(5, H, T, S), -np.inf)
 PER_HEAD = normal(6, H) ** 2
-X, W_IN, W_UP, W_OUT = normal(7, B, T, E), normal(8, F, E), normal(9, F, E), normal(10, E, F)
+X, W_IN, W_GATE_UP, W_OUT = normal(7, B, T, E), normal(8, F, E), normal(9, 2 * F, E), normal(10, E, F)
 GRID = np.linspace(-9, 9, 41)
 LENGTHS = {"q_lengths": [T, 3], "kv_lengths": [4, S]}
 
@@ -91,7 +91,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "project": (project, (X, W_IN, W_IN[:, 0])),
     "heads": (lambda x: (split_heads(x, 3), merge_heads(split_heads(x, 3))), (X,)),
     "mlp": (mlp, (X, W_IN, W_OUT, W_IN[:, 0], X[0, 0])),
-    "gated mlp": (gated_mlp, (X, W_IN, W_UP, W_OUT)),
+    "gated mlp": (gated_mlp, (X, W_GATE_UP, W_OUT)),
     "silu": (silu, (GRID,)),
     "gelu": (gelu, (GRID,)),
     "gelu tanh": (gelu_tanh, (GRID,)),

@@ -94,6 +94,16 @@ def test_a_row_has_the_same_bits_alone_and_among_others(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("T", [1, 7, 64])
+def test_weights_side_by_side_give_each_the_bits_that_it_gives_alone(form, T):
+    x, widths = normal(T, 331), (67, 5, 131)
+    parts, biases = zip(*((normal(n, 331, seed=n), normal(n, seed=n + 1)) for n in widths), strict=True)
+    together = matmul(x, pack(np.concatenate(parts), form), np.concatenate(biases))
+    alone = [matmul(x, pack(part, form), bias) for part, bias in zip(parts, biases, strict=True)]
+    assert bits(together) == bits(np.concatenate(alone, axis=1))
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("T", [1, 131])
 def test_bits_do_not_depend_on_the_number_of_threads(threads, form, T):
     weight, x = pack(normal(1021, 1031), form), normal(T, 1031, seed=1)
@@ -206,6 +216,16 @@ def test_strides_and_read_only_memory_change_nothing():
     assert bits(matmul(x[::-2, 1], pack(np.asfortranarray(w)))) == expected
     x.flags.writeable = False
     assert bits(matmul(x[::-2, 1], pack(w))) == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_a_bias_may_be_of_another_type_and_lie_anywhere(dtype):
+    x, w, spread = normal(5, 67), normal(41, 67), (normal(82) / 3).astype(dtype)
+    bias = spread[::2].copy()
+    expected = bits(matmul(x, pack(w)) + bias.astype(np.float32))
+    assert bits(matmul(x, pack(w), bias)) == bits(matmul(x, pack(w), spread[::2])) == expected
+    bias.flags.writeable = False
+    assert bits(matmul(x, pack(w), bias)) == expected
 
 
 def test_inputs_are_never_written():

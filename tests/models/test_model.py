@@ -61,6 +61,15 @@ def test_a_fingerprint_is_that_of_the_folder(tmp_path: Path, kind: str):
     assert load(write(tmp_path / "config", kind, **{norm_eps: 1e-4})).fingerprint != first
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_fingerprint_sees_every_map_of_attention(tmp_path: Path, name: str):
+    config = tiny_models.config_of("llama")
+    tensors = tiny_models.random_tensors(config)
+    first = load(tiny_models.write_folder(tmp_path / "first", config, tensors)).fingerprint
+    tensors[f"model.layers.2.self_attn.{name}_proj.weight"] *= np.float32(1.5)
+    assert load(tiny_models.write_folder(tmp_path / "changed", config, tensors)).fingerprint != first
+
+
 def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path):
     folder = tiny_models.write_model(tmp_path, "llama")
     program = f"import qkv; print(qkv.load({str(folder)!r}).fingerprint)"

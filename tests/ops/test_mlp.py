@@ -79,16 +79,17 @@ def test_an_mlp_is_two_projections_with_a_bend_between():
 
 
 def test_a_gate_multiplies_what_it_lets_pass():
-    gate, up = np.array([[1.0, 0.0], [0.0, -1.0]]), np.array([[1.0, 1.0], [1.0, -1.0]])
+    # Two rows for the gate, and below them two for what it lets pass.
+    gate_up = np.array([[1.0, 0.0], [0.0, -1.0], [1.0, 1.0], [1.0, -1.0]])
     down, x = np.array([[1.0, 10.0]]), np.array([[2.0, 3.0]])
-    assert gated_mlp(x, gate, up, down, activation=np.abs).tolist() == [[2 * 5 + 10 * 3 * -1]]
-    with_biases = gated_mlp(
-        x, gate, up, down, np.array([1.0, 0.0]), np.array([0.0, 2.0]), np.array([7.0]), activation=np.abs
-    )
-    assert with_biases.tolist() == [[3 * 5 + 10 * 3 * 1 + 7]]
+    assert gated_mlp(x, gate_up, down, activation=np.abs).tolist() == [[2 * 5 + 10 * 3 * -1]]
+    biases = np.array([1.0, 0.0, 0.0, 2.0]), np.array([7.0])
+    assert gated_mlp(x, gate_up, down, *biases, activation=np.abs).tolist() == [[3 * 5 + 10 * 3 * 1 + 7]]
 
 
 def test_gpt2_bends_by_gelu_tanh_and_llama_gates_by_silu_unless_told_otherwise():
     x, (w_in, w_up), w_out = normal(1, 2, 3, 5), normal(2, 2, 7, 5), normal(3, 5, 7)
     np.testing.assert_allclose(mlp(x, w_in, w_out), gelu_tanh(x @ w_in.T) @ w_out.T)
-    np.testing.assert_allclose(gated_mlp(x, w_in, w_up, w_out), (silu(x @ w_in.T) * (x @ w_up.T)) @ w_out.T)
+    np.testing.assert_allclose(
+        gated_mlp(x, np.concatenate([w_in, w_up]), w_out), (silu(x @ w_in.T) * (x @ w_up.T)) @ w_out.T
+    )

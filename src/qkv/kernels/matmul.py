@@ -33,7 +33,7 @@ Prefetch instructions and a loop unrolled by 4 changed nothing that could be tol
 """
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ BLOCKS_PER_THREAD = 8
 FEW_OPERATIONS = 1 << 20
 """Multiply-adds below which waking threads takes longer than the product."""
 
+FLOAT32 = np.dtype(np.float32)
+
 
 def matmul(
     x: NDArray[np.float32], weight: PackedWeight, bias: NDArray[Any] | None = None
@@ -97,12 +99,13 @@ def matmul(
     [1.0, 3.0, 6.0]
     """
     rows, biases = _operands(x, weight, bias)
-    y = np.empty((len(rows), weight.shape[0]), np.float32)
+    num_rows = len(rows)
+    y = np.empty((num_rows, weight.shape[0]), FLOAT32)
     multiply = _kernel(weight.tile)
-    if len(rows) * weight.panels.size < FEW_OPERATIONS:
+    if num_rows * weight.panels.size < FEW_OPERATIONS:
         multiply = multiply.alone
-    multiply(rows, weight.panels, weight.scales, biases, y, _block_panels(len(rows), weight))
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+    multiply(rows, weight.panels, weight.scales, biases, y, _block_panels(num_rows, weight))
+    return y if x.ndim == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def _operands(
@@ -110,7 +113,7 @@ def _operands(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return x as rows and a bias for every column, laid out as the kernels are compiled for."""
     E_out, E_in = weight.shape
-    if x.dtype != np.float32:
+    if x.dtype != FLOAT32:
         raise TypeError(f"x must be float32, got {x.dtype}; try x.astype('float32')")
     if x.ndim == 0 or x.shape[-1] != E_in:
         raise ShapeError(
@@ -118,10 +121,21 @@ def _operands(
         )
     if bias is not None and bias.shape != (E_out,):
         raise ShapeError(f"bias must be ({E_out},), got {bias.shape}; try one number for each output")
-    rows = np.require(x.reshape(math.prod(x.shape[:-1]), E_in), requirements=["C", "A", "W"])
-    # -0.0 + y is y to the bit; 0.0 + y would turn -0.0 into 0.0.
-    biases = np.full(E_out, -0.0, np.float32) if bias is None else np.array(bias, np.float32)
-    return rows, biases
+    rows = x.reshape(math.prod(x.shape[:-1]), E_in)
+    return _as_compiled_for(rows), _no_bias(E_out) if bias is None else _as_compiled_for(bias)
+
+
+def _as_compiled_for(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Return an array of the one type that the kernels are compiled for; itself if it is."""
+    if array.flags.carray and array.dtype == FLOAT32:  # in memory order, aligned and writeable
+        return array
+    return np.array(array, FLOAT32, order="C")
+
+
+@lru_cache(maxsize=256)
+def _no_bias(E_out: int) -> NDArray[np.float32]:
+    """Return what is added where there is no bias: -0.0 + y is y to the bit, 0.0 + -0.0 is not."""
+    return np.full(E_out, -0.0, FLOAT32)
 
 
 def _block_panels(num_rows: int, weight: PackedWeight) -> int:

@@ -38,7 +38,7 @@ from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields
-from qkv.models.llama import ACTIVATIONS, Matrix, take_tables
+from qkv.models.llama import ACTIVATIONS, Matrix, take_linear, take_tables
 from qkv.models.model import fingerprint_of
 from qkv.models.positions import RotaryScheme, rotary_scheme
 from qkv.models.step import Step
@@ -47,7 +47,7 @@ from qkv.ops.latent import AbsorbedWeights, Attend, attend_absorbed
 from qkv.ops.logits import unembed
 from qkv.ops.mlp import Activation, gated_mlp
 from qkv.ops.norm import rms_norm
-from qkv.ops.projection import merge_heads, prepare, project, split_heads
+from qkv.ops.projection import merge_heads, project, split_heads
 from qkv.ops.rotary import rotary_table, rotate
 from qkv.shapes import Array, Hidden, Keys, Logits, Queries, TokenIds, Visible
 from qkv.tokens import Tokenizer
@@ -184,23 +184,20 @@ class DeepSeekLayer:
     """One layer's weights, stored out by in."""
 
     attention_norm: Weight
-    w_query_latent: Matrix | None
-    b_query_latent: Weight | None
+    w_in: Matrix
+    """W_DQ, or W_Q where queries have no latent; below it W_DKV and W_KR: one product for all x gives."""
+    b_in: Weight | None
     query_latent_norm: Weight | None
-    w_q: Matrix
-    w_latent: Matrix
-    """W_DKV and, below it, W_KR."""
-    b_latent: Weight | None
+    w_q: Matrix | None
+    """From the queries' latent."""
     latent_norm: Weight
     absorbed: AbsorbedWeights
     w_o: Matrix
     b_o: Weight | None
     mlp_norm: Weight
-    w_gate: Matrix
-    w_up: Matrix
+    w_gate_up: Matrix
+    b_gate_up: Weight | None
     w_down: Matrix
-    b_gate: Weight | None
-    b_up: Weight | None
     b_down: Weight | None
 
 
@@ -276,7 +273,7 @@ class DeepSeek:
     @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        attention = (weight for layer in self.layers for weight in (layer.w_q, layer.w_latent))
+        attention = (layer.w_in for layer in self.layers)
         return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
 
     def _hidden(self, step: Step) -> Hidden:
@@ -291,30 +288,30 @@ class DeepSeek:
     def _attention(
         self, layer: DeepSeekLayer, x: Hidden, turns: tuple[Array, Array], attend: Attend
     ) -> Hidden:
-        q_nope, q_rope = self._queries(layer, x, turns)
-        keys = self._keys(layer, x, turns)
+        mapped = project(x, layer.w_in, layer.b_in)  # B T queries+latent+rope
+        key_size = self.config.latent_size + self.config.rope_size
+        q_nope, q_rope = self._queries(layer, mapped[..., :-key_size], turns)
+        keys = self._keys(layer, mapped[:, None, :, -key_size:], turns)
         heads = attend_absorbed(q_nope, q_rope, keys, layer.absorbed, attend)  # B H T value
         return project(merge_heads(heads), layer.w_o, layer.b_o)  # B T E
 
     def _queries(
         self, layer: DeepSeekLayer, x: Hidden, turns: tuple[Array, Array]
     ) -> tuple[Queries, Queries]:
-        if layer.w_query_latent is not None and layer.query_latent_norm is not None:
-            latents = project(x, layer.w_query_latent, layer.b_query_latent)
-            x = rms_norm(latents, layer.query_latent_norm, LATENT_NORM_EPS)
-        q = split_heads(project(x, layer.w_q), self.config.H)  # B H T nope+rope
-        q_nope, q_rope = np.split(q, [self.config.nope_size], axis=-1)
+        if layer.query_latent_norm is not None and layer.w_q is not None:
+            x = project(rms_norm(x, layer.query_latent_norm, LATENT_NORM_EPS), layer.w_q)
+        q = split_heads(x, self.config.H)  # B H T nope+rope
+        q_nope, q_rope = q[..., : self.config.nope_size], q[..., self.config.nope_size :]
         return q_nope, rotate(q_rope, *turns, interleaved=self.config.interleaved)
 
-    def _keys(self, layer: DeepSeekLayer, x: Hidden, turns: tuple[Array, Array]) -> Keys:
-        key = project(x, layer.w_latent, layer.b_latent)[:, None]  # B 1 T latent+rope
-        latents, k_rope = np.split(key, [self.config.latent_size], axis=-1)
+    def _keys(self, layer: DeepSeekLayer, key: Keys, turns: tuple[Array, Array]) -> Keys:
+        latents, k_rope = key[..., : self.config.latent_size], key[..., self.config.latent_size :]
         latents = rms_norm(latents, layer.latent_norm, LATENT_NORM_EPS)
         k_rope = rotate(k_rope, *turns, interleaved=self.config.interleaved)
         return np.concatenate([latents, k_rope], axis=-1)
 
     def _mlp(self, layer: DeepSeekLayer, x: Hidden) -> Hidden:
-        weights = layer.w_gate, layer.w_up, layer.w_down, layer.b_gate, layer.b_up, layer.b_down
+        weights = layer.w_gate_up, layer.w_down, layer.b_gate_up, layer.b_down
         return gated_mlp(x, *weights, activation=self.config.activation)
 
     @property
@@ -352,43 +349,44 @@ def _is_of_layer(index: int, name: str) -> bool:
 def _take_layer(checkpoint: Checkpoint, config: DeepSeekConfig, index: int) -> DeepSeekLayer:
     prefix, E, F, H = f"model.layers.{index}", config.E, config.F, config.H
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    has_query_latent = config.query_latent_size is not None
-    query_width_in = config.query_latent_size or E
+    latent_size, query_latent_size = config.latent_size, config.query_latent_size
     query_width = H * (config.nope_size + config.rope_size)
-    key_size, latent_size = config.latent_size + config.rope_size, config.latent_size
+    kv_width = H * (config.nope_size + config.value_size)
 
-    def take(name: str, *shape: int, when: bool = True) -> Any:
-        return checkpoint.take(name, shape) if when else None
-
-    def take_matrix(name: str, width_out: int, width_in: int, when: bool = True) -> Any:
-        if not when:
-            return None
-        return prepare(checkpoint.take_matrix(name, (width_out, width_in)), checkpoint.form)
+    def take_norm(name: str, width: int) -> Weight:
+        return checkpoint.take(f"{name}.weight", (width,))
 
     checkpoint.skip(f"{attention}.rotary_emb.inv_freq")  # a buffer old files carry, no parameter
-    kv_width = H * (config.nope_size + config.value_size)
+    if query_latent_size is None:
+        first = f"{attention}.q_proj", query_width, False
+        query_latent_norm = w_q = None
+    else:
+        first = f"{attention}.q_a_proj", query_latent_size, config.attention_bias
+        query_latent_norm = take_norm(f"{attention}.q_a_layernorm", query_latent_size)
+        w_q, _ = take_linear(checkpoint, query_latent_size, (f"{attention}.q_b_proj", query_width, False))
+    second = f"{attention}.kv_a_proj_with_mqa", latent_size + config.rope_size, config.attention_bias
+    w_in, b_in = take_linear(checkpoint, E, first, second)
     w_kv = checkpoint.take_matrix(f"{attention}.kv_b_proj.weight", (kv_width, latent_size))
+    w_o, b_o = take_linear(
+        checkpoint, H * config.value_size, (f"{attention}.o_proj", E, config.attention_bias)
+    )
+    w_gate_up, b_gate_up = take_linear(
+        checkpoint, E, (f"{mlp}.gate_proj", F, config.mlp_bias), (f"{mlp}.up_proj", F, config.mlp_bias)
+    )
+    w_down, b_down = take_linear(checkpoint, F, (f"{mlp}.down_proj", E, config.mlp_bias))
     return DeepSeekLayer(
-        attention_norm=take(f"{prefix}.input_layernorm.weight", E),
-        w_query_latent=take_matrix(f"{attention}.q_a_proj.weight", query_width_in, E, has_query_latent),
-        b_query_latent=take(
-            f"{attention}.q_a_proj.bias", query_width_in, when=has_query_latent and config.attention_bias
-        ),
-        query_latent_norm=take(f"{attention}.q_a_layernorm.weight", query_width_in, when=has_query_latent),
-        w_q=take_matrix(
-            f"{attention}.{'q_b_proj' if has_query_latent else 'q_proj'}.weight", query_width, query_width_in
-        ),
-        w_latent=take_matrix(f"{attention}.kv_a_proj_with_mqa.weight", key_size, E),
-        b_latent=take(f"{attention}.kv_a_proj_with_mqa.bias", key_size, when=config.attention_bias),
-        latent_norm=take(f"{attention}.kv_a_layernorm.weight", latent_size),
+        attention_norm=take_norm(f"{prefix}.input_layernorm", E),
+        w_in=w_in,
+        b_in=b_in,
+        query_latent_norm=query_latent_norm,
+        w_q=w_q,
+        latent_norm=take_norm(f"{attention}.kv_a_layernorm", latent_size),
         absorbed=AbsorbedWeights.of(w_kv, H, config.nope_size).prepared(checkpoint.form),
-        w_o=take_matrix(f"{attention}.o_proj.weight", E, H * config.value_size),
-        b_o=take(f"{attention}.o_proj.bias", E, when=config.attention_bias),
-        mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", E),
-        w_gate=take_matrix(f"{mlp}.gate_proj.weight", F, E),
-        w_up=take_matrix(f"{mlp}.up_proj.weight", F, E),
-        w_down=take_matrix(f"{mlp}.down_proj.weight", E, F),
-        b_gate=take(f"{mlp}.gate_proj.bias", F, when=config.mlp_bias),
-        b_up=take(f"{mlp}.up_proj.bias", F, when=config.mlp_bias),
-        b_down=take(f"{mlp}.down_proj.bias", E, when=config.mlp_bias),
+        w_o=w_o,
+        b_o=b_o,
+        mlp_norm=take_norm(f"{prefix}.post_attention_layernorm", E),
+        w_gate_up=w_gate_up,
+        b_gate_up=b_gate_up,
+        w_down=w_down,
+        b_down=b_down,
     )

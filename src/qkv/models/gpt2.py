@@ -177,8 +177,9 @@ class GPT2:
         return self._norm(x, self.final_norm)
 
     def _attention(self, index: int, layer: GPT2Layer, x: Hidden, step: Step) -> Hidden:
-        side_by_side = np.split(project(x, layer.w_qkv, layer.b_qkv), 3, axis=-1)
-        q, k, v = (split_heads(part, self.config.H) for part in side_by_side)  # B H T D
+        H = self.config.H
+        heads = split_heads(project(x, layer.w_qkv, layer.b_qkv), 3 * H)  # B 3H T D
+        q, k, v = heads[:, :H], heads[:, H : 2 * H], heads[:, 2 * H :]
         mixed = step.attend(index, q, k, v, scale=self.config.scales[index])
         return project(merge_heads(mixed), layer.w_o, layer.b_o)  # B T E
 

@@ -131,22 +131,17 @@ class LlamaLayer:
     """One layer's weights, stored out by in."""
 
     attention_norm: Weight
-    w_q: Matrix
-    w_k: Matrix
-    w_v: Matrix
-    w_o: Matrix
-    b_q: Weight | None
-    b_k: Weight | None
-    b_v: Weight | None
-    b_o: Weight | None
+    w_qkv: Matrix
+    """Queries, keys and values, one below the other: one product makes all three."""
+    b_qkv: Weight | None
     q_norm: Weight | None
     k_norm: Weight | None
+    w_o: Matrix
+    b_o: Weight | None
     mlp_norm: Weight
-    w_gate: Matrix
-    w_up: Matrix
+    w_gate_up: Matrix
+    b_gate_up: Weight | None
     w_down: Matrix
-    b_gate: Weight | None
-    b_up: Weight | None
     b_down: Weight | None
 
 
@@ -219,7 +214,7 @@ class Llama:
     @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        attention = (weight for layer in self.layers for weight in (layer.w_q, layer.w_k, layer.w_v))
+        attention = (layer.w_qkv for layer in self.layers)
         return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
 
     def _hidden(self, step: Step) -> Hidden:
@@ -233,9 +228,9 @@ class Llama:
     def _attention(
         self, index: int, layer: LlamaLayer, x: Hidden, turns: tuple[Array, Array], step: Step
     ) -> Hidden:
-        q = split_heads(project(x, layer.w_q, layer.b_q), self.config.H)  # B H T D
-        k = split_heads(project(x, layer.w_k, layer.b_k), self.config.G)  # B G T D
-        v = split_heads(project(x, layer.w_v, layer.b_v), self.config.G)
+        H, G = self.config.H, self.config.G
+        heads = split_heads(project(x, layer.w_qkv, layer.b_qkv), H + 2 * G)  # B H+2G T D
+        q, k, v = heads[:, :H], heads[:, H:-G], heads[:, -G:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, self._eps), rms_norm(k, layer.k_norm, self._eps)
         q, k = rotate(q, *turns), rotate(k, *turns)
@@ -243,7 +238,7 @@ class Llama:
         return project(merge_heads(mixed), layer.w_o, layer.b_o)  # B T E
 
     def _mlp(self, layer: LlamaLayer, x: Hidden) -> Hidden:
-        weights = layer.w_gate, layer.w_up, layer.w_down, layer.b_gate, layer.b_up, layer.b_down
+        weights = layer.w_gate_up, layer.w_down, layer.b_gate_up, layer.b_down
         return gated_mlp(x, *weights, activation=self.config.activation)
 
     @property
@@ -292,35 +287,60 @@ def take_tables(
     return embedding, embedding
 
 
+def take_linear(
+    checkpoint: Checkpoint, width_in: int, *maps: tuple[str, int, bool]
+) -> tuple[Matrix, Weight | None]:
+    """Return weight and bias of linear maps that read the same vector, one below the other.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    width_in : int
+    *maps : (str, int, bool)
+        Each one's name, how many numbers it gives, and whether it has a bias.
+    """
+    weights = [checkpoint.take_matrix(f"{name}.weight", (width, width_in)) for name, width, _ in maps]
+    # -0.0 + y is y to the bit.
+    biases = [
+        checkpoint.take(f"{name}.bias", (width,)) if has_bias else np.full(width, -0.0, np.float32)
+        for name, width, has_bias in maps
+    ]
+    any_bias = any(has_bias for _, _, has_bias in maps)
+    return prepare(np.concatenate(weights), checkpoint.form), np.concatenate(biases) if any_bias else None
+
+
 def _take_layer(checkpoint: Checkpoint, config: LlamaConfig, index: int) -> LlamaLayer:
     prefix, E, F = f"model.layers.{index}", config.E, config.F
     query_width, key_width = config.H * config.D, config.G * config.D
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
 
-    def take(name: str, *shape: int, when: bool = True) -> Any:
-        return checkpoint.take(name, shape) if when else None
-
-    def take_matrix(name: str, width_out: int, width_in: int) -> Any:
-        return prepare(checkpoint.take_matrix(name, (width_out, width_in)), checkpoint.form)
+    def take_norm(name: str, width: int, when: bool = True) -> Any:
+        return checkpoint.take(f"{name}.weight", (width,)) if when else None
 
     checkpoint.skip(f"{attention}.rotary_emb.inv_freq")  # a buffer old files carry, no parameter
+    w_qkv, b_qkv = take_linear(
+        checkpoint,
+        E,
+        (f"{attention}.q_proj", query_width, config.qkv_bias),
+        (f"{attention}.k_proj", key_width, config.qkv_bias),
+        (f"{attention}.v_proj", key_width, config.qkv_bias),
+    )
+    w_o, b_o = take_linear(checkpoint, query_width, (f"{attention}.o_proj", E, config.out_bias))
+    w_gate_up, b_gate_up = take_linear(
+        checkpoint, E, (f"{mlp}.gate_proj", F, config.mlp_bias), (f"{mlp}.up_proj", F, config.mlp_bias)
+    )
+    w_down, b_down = take_linear(checkpoint, F, (f"{mlp}.down_proj", E, config.mlp_bias))
     return LlamaLayer(
-        attention_norm=take(f"{prefix}.input_layernorm.weight", E),
-        w_q=take_matrix(f"{attention}.q_proj.weight", query_width, E),
-        w_k=take_matrix(f"{attention}.k_proj.weight", key_width, E),
-        w_v=take_matrix(f"{attention}.v_proj.weight", key_width, E),
-        w_o=take_matrix(f"{attention}.o_proj.weight", E, query_width),
-        b_q=take(f"{attention}.q_proj.bias", query_width, when=config.qkv_bias),
-        b_k=take(f"{attention}.k_proj.bias", key_width, when=config.qkv_bias),
-        b_v=take(f"{attention}.v_proj.bias", key_width, when=config.qkv_bias),
-        b_o=take(f"{attention}.o_proj.bias", E, when=config.out_bias),
-        q_norm=take(f"{attention}.q_norm.weight", config.D, when=config.head_norms),
-        k_norm=take(f"{attention}.k_norm.weight", config.D, when=config.head_norms),
-        mlp_norm=take(f"{prefix}.post_attention_layernorm.weight", E),
-        w_gate=take_matrix(f"{mlp}.gate_proj.weight", F, E),
-        w_up=take_matrix(f"{mlp}.up_proj.weight", F, E),
-        w_down=take_matrix(f"{mlp}.down_proj.weight", E, F),
-        b_gate=take(f"{mlp}.gate_proj.bias", F, when=config.mlp_bias),
-        b_up=take(f"{mlp}.up_proj.bias", F, when=config.mlp_bias),
-        b_down=take(f"{mlp}.down_proj.bias", E, when=config.mlp_bias),
+        attention_norm=take_norm(f"{prefix}.input_layernorm", E),
+        w_qkv=w_qkv,
+        b_qkv=b_qkv,
+        q_norm=take_norm(f"{attention}.q_norm", config.D, config.head_norms),
+        k_norm=take_norm(f"{attention}.k_norm", config.D, config.head_norms),
+        w_o=w_o,
+        b_o=b_o,
+        mlp_norm=take_norm(f"{prefix}.post_attention_layernorm", E),
+        w_gate_up=w_gate_up,
+        b_gate_up=b_gate_up,
+        w_down=w_down,
+        b_down=b_down,
     )

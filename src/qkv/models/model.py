@@ -144,19 +144,23 @@ def load_cache(model: Model, path: str | Path, *, pool: PagePool | None = None) 
 def fingerprint_of(config: object, *weights: Array) -> str:
     """Return a short text that differs for models of another config or with other weights.
 
-    It is the same in every process. Looks at the first numbers of each weight given.
+    It is the same in every process. Looks at some rows of each weight given.
     """
     digest = hashlib.sha256(_described(config).encode())
     for weight in weights:
-        digest.update(_first_numbers(weight).tobytes())
+        digest.update(_some_rows(weight).tobytes())
     return digest.hexdigest()[:32]
 
 
-def _first_numbers(weight: Array) -> NDArray[np.float32]:
-    """Return up to 4096 numbers of a weight, the same whether it is laid out for the kernels or not."""
-    if is_packed(weight):
-        weight = weight.rows(np.arange(min(weight.shape[0], -(-4096 // weight.shape[1]))))
-    return np.ascontiguousarray(weight.reshape(-1)[:4096], np.float32)
+def _some_rows(weight: Array) -> NDArray[np.float32]:
+    """Return rows from the first to the last, the same whether they are laid out for the kernels or not.
+
+    They are spread evenly, for several maps may stand one below the other.
+    """
+    num_rows, width = weight.shape[0], weight.shape[-1]
+    count = min(num_rows, max(32, 4096 // width))
+    rows = np.linspace(0, num_rows - 1, count).astype(np.int64)
+    return np.ascontiguousarray(weight.rows(rows) if is_packed(weight) else weight[rows], np.float32)
 
 
 def _described(value: object) -> str:

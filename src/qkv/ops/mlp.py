@@ -1,9 +1,10 @@
 """What happens to each token on its own, between one attention and the next."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from qkv.ops.arrays import array_namespace, narrow, widen
+from qkv.ops.compiled_steps import compiled_steps
 from qkv.ops.normal import normal_cdf
 from qkv.ops.projection import project
 from qkv.shapes import Array, Hidden
@@ -20,6 +21,9 @@ def silu(x: Array) -> Array:
     >>> silu(np.array([0.0, 1.0, -1000.0])).round(4).tolist()
     [0.0, 0.7311, -0.0]
     """
+    steps = compiled_steps(x)
+    if steps:
+        return steps.activate(x, "silu")
     xp = array_namespace(x)
     wide = widen(x, "x")
     # sigmoid(x) = exp(min(x, 0)) / (1 + exp(-|x|)): no exponent is positive, so none overflows
@@ -53,10 +57,42 @@ def gelu_tanh(x: Array) -> Array:
     >>> gelu_tanh(np.array([-1.0, 0.0, 1.0])).round(6).tolist()
     [-0.158808, 0.0, 0.841192]
     """
+    steps = compiled_steps(x)
+    if steps:
+        return steps.activate(x, "gelu_tanh")
     xp = array_namespace(x)
     wide = widen(x, "x")
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return narrow(0.5 * wide * (1.0 + xp.tanh(inner)), x.dtype)
+
+
+COMPILED: Mapping[Activation, str] = {silu: "silu", gelu_tanh: "gelu_tanh"}
+"""What the kernels call the activations that they know."""
+
+
+def gate(opening: Hidden, up: Hidden, activation: Activation = silu) -> Hidden:
+    """Let one vector decide how much of another passes: ``f(opening) * up``.
+
+    Parameters
+    ----------
+    opening, up : (..., F)
+    activation : callable
+        `silu`, `gelu`, `gelu_tanh`, or any elementwise function.
+
+    Returns
+    -------
+    (..., F)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gate(np.array([-2.0, 3.0]), np.array([10.0, 100.0]), activation=np.abs).tolist()
+    [20.0, 300.0]
+    """
+    steps = compiled_steps(opening, up)
+    if steps and activation in COMPILED and opening.shape == up.shape:
+        return steps.gate(opening, up, COMPILED[activation])
+    return activation(opening) * up
 
 
 def mlp(
@@ -94,25 +130,24 @@ def mlp(
 
 def gated_mlp(
     x: Hidden,
-    w_gate: Array,
-    w_up: Array,
+    w_gate_up: Array,
     w_down: Array,
-    b_gate: Array | None = None,
-    b_up: Array | None = None,
+    b_gate_up: Array | None = None,
     b_down: Array | None = None,
     *,
     activation: Activation = silu,
 ) -> Hidden:
-    """Let one projection decide how much of another passes: ``(f(x W_g^T) * x W_u^T) W_d^T``.
+    """Let one projection decide how much of another passes: ``(f(x W_gate^T) * x W_up^T) W_down^T``.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 6 (SwiGLU with `silu`).
 
     Parameters
     ----------
     x : (..., E)
-    w_gate, w_up : (F, E)
+    w_gate_up : (2F, E)
+        W_gate and, below it, W_up: one product for both.
     w_down : (E, F)
-    b_gate, b_up, b_down : (F,), (F,), (E,), optional
+    b_gate_up, b_down : (2F,), (E,), optional
     activation : callable
         `silu`, `gelu`, `gelu_tanh`, or any elementwise function.
 
@@ -123,9 +158,10 @@ def gated_mlp(
     Examples
     --------
     >>> import numpy as np
-    >>> gate, up, down = np.array([[1.0]]), np.array([[3.0]]), np.array([[1.0], [2.0]])
-    >>> gated_mlp(np.array([2.0]), gate, up, down, activation=np.abs)
+    >>> gate_up, down = np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]])
+    >>> gated_mlp(np.array([2.0]), gate_up, down, activation=np.abs)
     array([12., 24.])
     """
-    gate = activation(project(x, w_gate, b_gate))
-    return project(gate * project(x, w_up, b_up), w_down, b_down)
+    both = project(x, w_gate_up, b_gate_up)
+    F = both.shape[-1] // 2
+    return project(gate(both[..., :F], both[..., F:], activation), w_down, b_down)

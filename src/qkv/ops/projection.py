@@ -1,5 +1,6 @@
 """Linear maps, and the fold of a wide vector into heads and back."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from qkv.ops.arrays import array_namespace, dtype_name, widen
@@ -31,12 +32,17 @@ def project(x: Hidden, weight: Array, bias: Array | None = None) -> Hidden:
     [1.0, 3.0, 6.0]
     """
     if is_packed(weight):
-        from qkv.kernels.matmul import matmul  # the compiler is loaded when it is first needed
-
-        return matmul(x, weight, bias)
+        return _matmul()(x, weight, bias)
     xp = array_namespace(x, weight)
     mapped = x @ xp.matrix_transpose(weight)
     return mapped if bias is None else mapped + bias
+
+
+@cache
+def _matmul() -> Any:
+    from qkv.kernels.matmul import matmul  # the compiler is loaded when it is first needed
+
+    return matmul
 
 
 def prepare(weight: Array, form: "Form | None" = None) -> Any:

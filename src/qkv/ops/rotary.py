@@ -8,6 +8,7 @@ texts to longer ones by turning some pairs more slowly.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from array_api_compat import device
 
 from qkv.errors import OptionError, ShapeError
 from qkv.ops.arrays import array_namespace, narrow, widen
+from qkv.ops.compiled_steps import compiled_steps
 from qkv.shapes import Array
 
 
@@ -269,12 +271,22 @@ def rotate(x: Array, cosines: Array, sines: Array, *, interleaved: bool = False)
     pairs, D = cosines.shape[-1], x.shape[-1]
     if 2 * pairs > D:
         raise ShapeError(f"{pairs} rotary pairs need a head size of at least {2 * pairs}, not D = {D}")
+    steps = compiled_steps(x, cosines, sines)
+    if steps and cosines.shape == sines.shape and _spreads(cosines.shape[:-1], x.shape[:-1]):
+        return steps.rotate(x, cosines, sines, interleaved=interleaved)
     wide = widen(x, "x")
     cosines, sines = narrow(cosines, wide.dtype), narrow(sines, wide.dtype)
     first, second = _pairs(wide, pairs, interleaved)
     turned = first * cosines - second * sines, first * sines + second * cosines
     parts = [_interleave(xp, *turned)] if interleaved else list(turned)
     return narrow(xp.concat([*parts, wide[..., 2 * pairs :]], axis=-1), x.dtype)
+
+
+@lru_cache
+def _spreads(axes: tuple[int, ...], leading: tuple[int, ...]) -> bool:
+    """Whether axes broadcast to the leading ones of x, and no further."""
+    beside = zip(reversed(axes), reversed(leading), strict=False)
+    return len(axes) <= len(leading) and all(size in (1, along) for size, along in beside)
 
 
 def _pairs(x: Array, pairs: int, interleaved: bool) -> tuple[Array, Array]:

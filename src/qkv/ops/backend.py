@@ -52,7 +52,13 @@ def is_compiled() -> bool:
     chosen = _chosen.get()
     if chosen is not None:
         return chosen == "compiled"
-    return os.environ.get(DISABLE_VARIABLE, "") in ("", "0") and can_compile()
+    return not _is_disabled() and can_compile()
+
+
+@cache
+def _is_disabled() -> bool:
+    """Whether the environment turns the kernels off; read once, for a decode step asks hundreds of times."""
+    return os.environ.get(DISABLE_VARIABLE, "") not in ("", "0")
 
 
 @cache

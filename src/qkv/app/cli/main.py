@@ -10,8 +10,10 @@ from typer.exceptions import TyperException
 from qkv.app.cli.bench import bench
 from qkv.app.cli.compare import compare
 from qkv.app.cli.generate import INTERRUPTED, generate
+from qkv.app.cli.lab import lab
 from qkv.app.cli.plan import plan
 from qkv.app.cli.tokens import tokens
+from qkv.app.cli.train import train
 from qkv.errors import QKVError
 
 BAD_INPUT = 2
@@ -22,7 +24,9 @@ app.command()(generate)
 app.command()(compare)
 app.command()(plan)
 app.command()(tokens)
+app.command()(train)
 app.command()(bench)
+app.command()(lab)
 
 
 def show_version(wanted: bool) -> None:

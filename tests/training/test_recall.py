@@ -9,11 +9,13 @@ from qkv.training.cross_entropy import IGNORED
 from qkv.training.recall import (
     ASK,
     BOS,
+    CURRICULUM,
     FIRST_KEY,
     FIRST_VALUE,
     NUM_KEYS,
     VOCAB_SIZE,
     RecallData,
+    Stage,
     accuracy_by_position,
     draw_questions,
     mixed,
@@ -189,20 +191,42 @@ def test_accuracy_is_counted_by_the_place_of_the_pair_that_is_asked_for():
     assert accuracy_by_position(LooksBack(), spoilt).tolist() == [1, 1, 1, 1, pytest.approx(6 / 7)]
 
 
+STAGES = (Stage(0, 6), Stage(7, 14))
+
+
+def test_few_keys_and_short_rows_come_first():
+    data = RecallData(B=50, seed=3, stages=STAGES)
+    for step, num_keys in ((0, 6), (6, 6), (7, 14), (99, 14)):
+        ids, _ = data.batch(step)
+        assert ids.shape == (50, num_keys + 10)
+        in_use = {
+            ASK,
+            BOS,
+            *range(FIRST_KEY, FIRST_KEY + num_keys),
+            *range(FIRST_VALUE, FIRST_VALUE + num_keys),
+        }
+        assert set(np.unique(ids)) == in_use
+    [(held_out, _)] = data.held_out()
+    assert held_out.shape == (50, 24)
+
+
+def test_the_shipped_curriculum_ends_with_every_key_and_32_pairs():
+    assert (CURRICULUM[-1].num_keys, max(CURRICULUM[-1].num_pairs)) == (NUM_KEYS, 32)
+
+
 def test_data_gives_a_step_its_rows_in_any_order_and_holds_others_out():
-    data = RecallData(B=4, T=23, seed=3, num_pairs=range(2, 8))
+    data = RecallData(B=4, seed=3, stages=STAGES)
     fifth = data.batch(5)
     data.batch(6)
     np.testing.assert_array_equal(data.batch(5), fifth)
     [held_out] = data.held_out()
-    other_seed = RecallData(B=4, T=23, seed=4, num_pairs=range(2, 8))
+    other_seed = RecallData(B=4, seed=4, stages=STAGES)
     assert all((rows[0] != fifth[0]).any() for rows in (data.batch(6), other_seed.batch(5)))
-    assert all((data.batch(step)[0] != held_out[0]).any() for step in range(10))
+    assert all((data.batch(step)[0] != held_out[0]).any() for step in range(7, 17))  # of the last stage
     np.testing.assert_array_equal(next(data.held_out()), held_out)
 
 
 def test_data_that_differs_in_anything_has_another_fingerprint():
-    changes = [{}, {"B": 5}, {"T": 24}, {"seed": 4}, {"num_pairs": range(3, 8)}]
-    changes += [{"demand": recent}, {"max_questions": 1}]
-    start = {"B": 4, "T": 23, "seed": 3, "num_pairs": range(2, 8)}
+    changes = [{}, {"B": 5}, {"seed": 4}, {"stages": STAGES[:1]}, {"demand": recent}, {"max_questions": 1}]
+    start = {"B": 4, "seed": 3, "stages": STAGES}
     assert len({RecallData(**{**start, **change}).fingerprint for change in changes}) == len(changes)

@@ -102,7 +102,9 @@ def states_of(workspace: Floats, parts: tuple[int, ...]) -> NDArray[np.int64]:
     """Return each worker's state, which knows where the parts of its workspace begin."""
     states = np.zeros((len(workspace), words.STATE_WORDS), np.int64)
     starts = 4 * np.cumsum((0, *parts[:-1]))
-    states[:, : words.NUM_PARTS] = address(workspace) + workspace.strides[0] * np.arange(len(workspace))[:, None] + starts
+    states[:, : words.NUM_PARTS] = (
+        address(workspace) + workspace.strides[0] * np.arange(len(workspace))[:, None] + starts
+    )
     return states
 
 

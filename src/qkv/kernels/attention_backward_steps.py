@@ -80,7 +80,10 @@ def _write_weights(rows: int, vectors: int, width: int) -> Callable[..., Any]:
         def visible() -> list[Any]:
             """Say which lanes see which key: taken as unsigned, a key before the first is far behind it."""
             position, seen = _splat_integer(writer, key), []
-            firsts, counts = ([builder.bitcast(x, writer.int_type) for x in lane_numbers(n)] for n in (LANE_FIRST, LANE_COUNT))
+            firsts, counts = (
+                [builder.bitcast(x, writer.int_type) for x in lane_numbers(n)]
+                for n in (LANE_FIRST, LANE_COUNT)
+            )
             for number, (first, count) in enumerate(zip(firsts, counts, strict=True)):
                 own = builder.add(position, writer.int_constant(number // vectors))
                 seen.append(builder.icmp_unsigned("<", builder.sub(own, first), count))
@@ -92,7 +95,9 @@ def _write_weights(rows: int, vectors: int, width: int) -> Callable[..., Any]:
             weight = writer.exp(builder.fsub(score, lse))
             writer.store(builder.select(sees, weight, nothing), weights, place)
         d_weights = products(v, v_row, d_output, value_size)
-        for d_weight, delta, sees, place in zip(d_weights, lane_numbers(LANE_DELTA), seen, places, strict=True):
+        for d_weight, delta, sees, place in zip(
+            d_weights, lane_numbers(LANE_DELTA), seen, places, strict=True
+        ):
             d_score = builder.fmul(writer.load(weights, place), builder.fsub(d_weight, delta))
             writer.store(builder.select(sees, d_score, nothing), d_scores, place)
         return context.get_dummy_value()
@@ -152,7 +157,9 @@ def row_dots(width: int) -> Any:
                 offset = builder.mul(number, index(width))
                 places = [builder.add(start, offset) for start in starts]
                 pairs = zip(places, totals, strict=True)
-                return [writer.fma(writer.load(a, place), writer.load(b, place), total) for place, total in pairs]
+                return [
+                    writer.fma(writer.load(a, place), writer.load(b, place), total) for place, total in pairs
+                ]
 
             zeros = [writer.constant(0.0)] * width
             totals = repeat(builder, builder.sdiv(length, index(width)), zeros, add)

@@ -135,7 +135,11 @@ def make_workers(tile: Tile) -> Workers:
         A NaN or an infinity in a query or in the gradient of its output shows in its log-sum-exp or its
         sum. One in a key shows where it is looked for.
         """
-        b, panel, num_queries = integer_at(state, OWN_B), integer_at(state, PANEL), integer_at(state, PANEL_QUERIES)
+        b, panel, num_queries = (
+            integer_at(state, OWN_B),
+            integer_at(state, PANEL),
+            integer_at(state, PANEL_QUERIES),
+        )
         row = integer_at(call, ROWS) + 8 * ROW_WORDS * b
         numbers = pointer(integer_at(state, LANE_NUMBERS))
         head = b * integer_at(call, H) + integer_at(state, OWN_H)
@@ -162,13 +166,19 @@ def make_workers(tile: Tile) -> Workers:
     @compiled()
     def finish_panel(call, state):
         """Put the gradients of a panel's queries, times the scale, where they belong."""
-        rows, size, held_size = pointer(integer_at(state, D_Q_ROWS)), integer_at(call, D), integer_at(call, HELD_D)
+        rows, size, held_size = (
+            pointer(integer_at(state, D_Q_ROWS)),
+            integer_at(call, D),
+            integer_at(call, HELD_D),
+        )
         scale = number_of_bits(integer_at(call, SCALE))
         array, panel = call + 8 * D_Q, integer_at(state, PANEL)
         target = row_at(array, integer_at(state, OWN_B), integer_at(state, OWN_H), panel)
         for lane in range(min(LANES, integer_at(call, T) - panel)):
             gradient = moved(rows, lane * held_size)
-            multiply_row(gradient, gradient, gradient, scale, moved(target, lane * integer_at(array, POSITION)), size)
+            multiply_row(
+                gradient, gradient, gradient, scale, moved(target, lane * integer_at(array, POSITION)), size
+            )
 
     @compiled()
     def attend_backward(call, worker):
@@ -182,7 +192,12 @@ def make_workers(tile: Tile) -> Workers:
             put_integer(state, OWN_B, b)
             put_integer(state, OWN_G, g)
             row = integer_at(call, ROWS) + 8 * ROW_WORDS * b
-            keys_are_finite = is_finite(row_at(call + 8 * K, b, g, 0), integer_at(call, K + POSITION), integer_at(row, KV_LENGTH), size)
+            keys_are_finite = is_finite(
+                row_at(call + 8 * K, b, g, 0),
+                integer_at(call, K + POSITION),
+                integer_at(row, KV_LENGTH),
+                size,
+            )
             for h in range(g * group, (g + 1) * group):
                 put_integer(state, OWN_H, h)
                 for panel in range(0, integer_at(call, T), LANES):
@@ -209,7 +224,9 @@ def make_load_panel(width: int) -> Any:
         row = integer_at(array, POSITION)
         source = row_at(array, integer_at(state, OWN_B), integer_at(state, OWN_H), integer_at(state, PANEL))
         for lane in range(integer_at(state, PANEL_QUERIES)):
-            multiply_row(moved(source, lane * row), source, source, factor, moved(rows, lane * held_size), size)
+            multiply_row(
+                moved(source, lane * row), source, source, factor, moved(rows, lane * held_size), size
+            )
 
     @compiled()
     def turn(rows, held_size, lanes):
@@ -249,7 +266,11 @@ def make_add_block(tile: Tile) -> Any:
     @compiled()
     def recompute(call, state, keys, values, num_keys):
         """Compute a block's weights again, and the gradients of its scores."""
-        k_row, v_row, block = integer_at(call, K + POSITION), integer_at(call, V + POSITION), integer_at(state, BLOCK)
+        k_row, v_row, block = (
+            integer_at(call, K + POSITION),
+            integer_at(call, V + POSITION),
+            integer_at(state, BLOCK),
+        )
         size, value_size = integer_at(call, D), integer_at(call, VALUE_D)
         queries, d_output = pointer(integer_at(state, Q_LANES)), pointer(integer_at(state, D_OUTPUT_LANES))
         numbers = pointer(integer_at(state, LANE_NUMBERS))
@@ -292,7 +313,10 @@ def make_add_block(tile: Tile) -> Any:
         """Add to all gradients. Rectangles reach over hidden numbers, which are 0, unless ``0 * NaN`` may lie there."""
         size, value_size = integer_at(call, HELD_D), integer_at(call, HELD_VALUE_D)
         b, g, block = integer_at(state, OWN_B), integer_at(state, OWN_G), integer_at(state, BLOCK)
-        num_queries, num_keys = integer_at(state, PANEL_QUERIES), min(BLOCK_KEYS, integer_at(state, STOP) - block)
+        num_queries, num_keys = (
+            integer_at(state, PANEL_QUERIES),
+            min(BLOCK_KEYS, integer_at(state, STOP) - block),
+        )
         k_row, keys = integer_at(call, K + POSITION), row_at(call + 8 * K, b, g, block)
         recompute(call, state, keys, row_at(call + 8 * V, b, g, block), num_keys)
         weights, d_scores = pointer(integer_at(state, WEIGHTS)), pointer(integer_at(state, D_SCORES))
@@ -302,8 +326,34 @@ def make_add_block(tile: Tile) -> Any:
         d_v, d_v_row = row_at(call + 8 * D_V, b, g, block), integer_at(call, D_V + POSITION)
         own = integer_at(state, PANEL) + integer_at(integer_at(call, ROWS), b * ROW_WORDS + OFFSET) - block
         low, high = own - integer_at(call, LEFT), own + integer_at(call, RIGHT) + 1
-        add_products(weights, True, d_output, value_size, d_v, d_v_row, value_size, num_keys, num_queries, 1 - high, 1 - low, at_once)
-        add_products(d_scores, True, queries, size, d_k, d_k_row, size, num_keys, num_queries, 1 - high, 1 - low, at_once)
+        add_products(
+            weights,
+            True,
+            d_output,
+            value_size,
+            d_v,
+            d_v_row,
+            value_size,
+            num_keys,
+            num_queries,
+            1 - high,
+            1 - low,
+            at_once,
+        )
+        add_products(
+            d_scores,
+            True,
+            queries,
+            size,
+            d_k,
+            d_k_row,
+            size,
+            num_keys,
+            num_queries,
+            1 - high,
+            1 - low,
+            at_once,
+        )
         add_products(d_scores, False, keys, k_row, d_q, size, size, num_queries, num_keys, low, high, at_once)
 
     return add_block

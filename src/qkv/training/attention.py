@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qkv.errors import ShapeError
 from qkv.ops.arrays import widen
+from qkv.ops.compiled import takes
 from qkv.ops.dense import mix
 from qkv.ops.masks import Causal, Window
 from qkv.ops.operands import Operands
@@ -109,10 +110,32 @@ def attend_backward(
     d_output, output = (
         widen(x, name).reshape(*rows, v.shape[-1]) for x, name in ((d_output, "d_output"), (output, "output"))
     )
-    gradients = backward_tiled(d_output, operands, output, lse.reshape(rows))
+    backward = backward_compiled if takes(operands) and mask is None else backward_tiled
+    gradients = backward(d_output, operands, output, lse.reshape(rows))
     given = zip(gradients, (q, k, v), strict=True)
     d_q, d_k, d_v = (d_x.reshape(x.shape).astype(x.dtype, copy=False) for d_x, x in given)
     return d_q, d_k, d_v
+
+
+def backward_compiled(d_output: Floats, operands: Operands, output: Floats, lse: Floats) -> Gradients:
+    """Return what `backward_tiled` returns, from the kernels: NumPy float32, without a mask."""
+    from qkv.kernels.attention_backward import attend_backward  # the compiler is loaded when first needed
+
+    seen = operands.visibility
+    return attend_backward(
+        d_output,
+        operands.q,
+        operands.k,
+        operands.v,
+        output,
+        lse,
+        scale=operands.scale,
+        offsets=seen.offsets,
+        q_lengths=seen.q_lengths,
+        kv_lengths=seen.kv_lengths,
+        left=seen.left,
+        right=seen.right,
+    )
 
 
 def backward_tiled(

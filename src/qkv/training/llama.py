@@ -34,7 +34,7 @@ from qkv.training.rotary import rotate_backward
 
 EMBEDDING, FINAL_NORM = "model.embed_tokens.weight", "model.norm.weight"
 STANDARD_DEVIATION = 0.02
-"""Of the weights at the beginning; the same over sqrt(2L) for those that write to the residual stream."""
+"""Of the weights at the beginning, unless said otherwise."""
 
 Weight = NDArray[np.floating]
 Turns = tuple[Any, Any]
@@ -127,16 +127,20 @@ class TrainableLlama:
         self.blocks = tuple(Block.of(parameters, layer) for layer in range(config.L))
 
     @classmethod
-    def begin(cls, config: LlamaConfig, seed: int) -> "TrainableLlama":
-        """Return a model before its first step: normal weights, norms at 1."""
+    def begin(cls, config: LlamaConfig, seed: int, deviation: float = STANDARD_DEVIATION) -> "TrainableLlama":
+        """Return a model before its first step: normal weights, norms at 1.
+
+        Weights that write to the residual stream are smaller by sqrt(2L), so that it does not grow with
+        the number of layers (Radford et al. 2019, section 2.3).
+        """
         generator, parameters = np.random.default_rng(seed), Parameters(shapes_of(config))
         for name, array in parameters.items():
             if array.ndim == 1:
                 array[:] = 1
             else:
                 writes = name.endswith(("o_proj.weight", "down_proj.weight"))
-                deviation = STANDARD_DEVIATION / (math.sqrt(2 * config.L) if writes else 1)
-                array[:] = generator.standard_normal(array.shape, np.float32) * np.float32(deviation)
+                factor = np.float32(deviation / (math.sqrt(2 * config.L) if writes else 1))
+                array[:] = generator.standard_normal(array.shape, np.float32) * factor
         return cls(config, parameters)
 
     def nats(self, ids: TokenIds, targets: TokenIds) -> Weight:
@@ -203,7 +207,7 @@ class TrainableLlama:
         q, k = turned[:, :H], turned[:, H:]
         mixed, lse = attend(q, k, v, causal=True, window=self.config.windows[0], return_lse=True)
         branch, keep = dropped(project_plain(merge_heads(mixed), block.w_o), dropout)
-        return x + branch, AttentionPass(x, normed, q, k, v, mixed, lse, keep)
+        return np.add(x, branch, out=branch), AttentionPass(x, normed, q, k, v, mixed, lse, keep)
 
     def _attend_backward(
         self, block: Block, d_x: Hidden, there: AttentionPass, turns: Turns, to: Block
@@ -216,8 +220,10 @@ class TrainableLlama:
         d_turned = rotate_backward(np.concatenate([d_q, d_k], axis=1), *turns)
         d_heads = merge_heads(np.concatenate([d_turned, d_v], axis=1))
         d_normed, to.w_qkv[:] = project_backward(d_heads, there.normed, block.w_qkv)
-        d_branch, to.attention_norm[:] = rms_norm_backward(d_normed, there.x, block.attention_norm, self._eps)
-        return d_x + d_branch
+        d_x, to.attention_norm[:] = rms_norm_backward(
+            d_normed, there.x, block.attention_norm, self._eps, d_skip=d_x
+        )
+        return d_x
 
     def _mlp(self, block: Block, x: Hidden, dropout: Dropout | None) -> tuple[Hidden, MlpPass]:
         F = self.config.F
@@ -225,15 +231,15 @@ class TrainableLlama:
         gate_up = project_plain(normed, block.w_gate_up)  # B T 2F
         gated = gate(gate_up[..., :F], gate_up[..., F:])
         branch, keep = dropped(project_plain(gated, block.w_down), dropout)
-        return x + branch, MlpPass(x, normed, gate_up, gated, keep)
+        return np.add(x, branch, out=branch), MlpPass(x, normed, gate_up, gated, keep)
 
     def _mlp_backward(self, block: Block, d_x: Hidden, there: MlpPass, to: Block) -> Hidden:
         d_branch = kept(d_x, there.keep)
         d_gated, to.w_down[:] = project_backward(d_branch, there.gated, block.w_down)
         d_gate_up = gate_backward(d_gated, there.gate_up)
         d_normed, to.w_gate_up[:] = project_backward(d_gate_up, there.normed, block.w_gate_up)
-        d_branch, to.mlp_norm[:] = rms_norm_backward(d_normed, there.x, block.mlp_norm, self._eps)
-        return d_x + d_branch
+        d_x, to.mlp_norm[:] = rms_norm_backward(d_normed, there.x, block.mlp_norm, self._eps, d_skip=d_x)
+        return d_x
 
     def _logits(self, x: Hidden) -> tuple[Hidden, Weight]:
         normed = rms_norm(x, self.parameters[FINAL_NORM], self._eps)

@@ -7,7 +7,7 @@ Ids: ``BOS`` begins each row, ``ASK`` stands before a question, then the keys, t
 A pair is a key and its value; a question is ``ASK``, a key of the row, and that key's value.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +64,7 @@ def mixed(
     num_pairs: range = range(4, 33),
     demand: Demand = uniform,
     max_questions: int = NUM_KEYS,
+    num_keys: int = NUM_KEYS,
 ) -> Rows:
     """Return (B, T) rows for training, half of them repeats and half pairs with questions.
 
@@ -78,6 +79,8 @@ def mixed(
         Which pairs are asked for.
     max_questions : int
         A row ends with as many questions as fit, but never more; none is asked twice.
+    num_keys : int
+        How many of the keys, and of the values, are in use.
 
     Raises
     ------
@@ -85,26 +88,29 @@ def mixed(
         If a row is too short for the pairs and a question, or there are more pairs than keys.
     """
     most = max(num_pairs)
-    if most > NUM_KEYS or 4 + 2 * most > T:
+    if most > num_keys or 4 + 2 * most > T:
         raise ShapeError(
-            f"expected T of at least 4 + 2 * pairs and at most {NUM_KEYS} pairs, not T {T} for {most} pairs"
+            f"expected T of at least 4 + 2 * pairs and at most {num_keys} pairs, not T {T} for {most} pairs"
         )
     counts = generator.choice(num_pairs, B)
     rows = [
-        _pieces(generator, T) if row % 2 else _pairs(generator, T, counts[row], demand, max_questions)
+        _pieces(generator, T, num_keys)
+        if row % 2
+        else _pairs(generator, T, counts[row], demand, max_questions, num_keys)
         for row in range(B)
     ]
     ids, targets = (np.stack(part) for part in zip(*rows, strict=True))
     return ids, targets
 
 
-def _pieces(generator: np.random.Generator, T: int) -> Rows:
+def _pieces(generator: np.random.Generator, T: int, num_keys: int) -> Rows:
     """Repeat a block of distinct symbols, in pieces and in any order: inside a piece, what follows is known.
 
     Repeated whole it would teach less: what stood as many symbols back as last time would be right as
     well, or what stood after the same few symbols, and neither helps to find a pair.
     """
-    symbols = FIRST_KEY + generator.permutation(2 * NUM_KEYS)
+    in_use = np.arange(num_keys)
+    symbols = generator.permutation(np.concatenate([FIRST_KEY + in_use, FIRST_VALUE + in_use]))
     longest = min(T // 2, len(symbols))
     # Each doubling is as likely as another: what is learned first is learned from short blocks.
     block = int(SHORTEST_BLOCK * ((longest + 1) / SHORTEST_BLOCK) ** generator.random())
@@ -116,8 +122,10 @@ def _pieces(generator: np.random.Generator, T: int) -> Rows:
     return np.concatenate([[BOS], told[:-1]]), np.where(is_known, told, IGNORED)
 
 
-def _pairs(generator: np.random.Generator, T: int, N: int, demand: Demand, max_questions: int) -> Rows:
-    pairs = _draw_pairs(generator, 1, N)[0]  # N 2
+def _pairs(
+    generator: np.random.Generator, T: int, N: int, demand: Demand, max_questions: int, num_keys: int
+) -> Rows:
+    pairs = _draw_pairs(generator, 1, N, num_keys)[0]  # N 2
     luck = generator.exponential(size=N) / demand(np.arange(N)[::-1].astype(np.float64))
     count = min(N, max_questions, (T - 1 - 2 * N) // 3)
     asked = pairs[np.argsort(luck)[:count]]  # the first to ring, each at its own rate
@@ -131,21 +139,47 @@ def _pairs(generator: np.random.Generator, T: int, N: int, demand: Demand, max_q
 
 
 @dataclass(frozen=True)
+class Stage:
+    """From which step on how many keys are in use; half as many pairs stand in a row at most.
+
+    Few keys and short rows come first: there two layers find out within seconds what to do, and they
+    keep it as the rest is added. With everything from the beginning it takes them far longer.
+    """
+
+    first_step: int
+    num_keys: int
+
+    @property
+    def num_pairs(self) -> range:
+        """Of a row."""
+        return range(2, self.num_keys // 2 + 1)
+
+    @property
+    def T(self) -> int:  # noqa: N802
+        """Room for the most pairs and three questions."""
+        return self.num_keys + 10
+
+
+CURRICULUM = (Stage(0, 16), Stage(700, 32), Stage(1500, NUM_KEYS))
+
+
+@dataclass(frozen=True)
 class RecallData:
-    """The same as steps of a training: the same seed and step give the same rows in any process.
+    """Rows of `mixed` as steps of a training: the same seed and step give the same in any process.
 
     Attributes
     ----------
-    B, T, seed, num_pairs, demand, max_questions
+    B, seed, demand, max_questions
         See `mixed`.
+    stages : sequence of Stage
+        In the order of their first steps, of which the first is 0.
     """
 
     B: int
-    T: int
     seed: int
-    num_pairs: range = range(4, 33)
     demand: Demand = uniform
     max_questions: int = NUM_KEYS
+    stages: Sequence[Stage] = CURRICULUM
 
     held_out_bytes = None
     """These rows are no text."""
@@ -153,20 +187,27 @@ class RecallData:
     @property
     def fingerprint(self) -> str:
         """Tells this data from other data."""
-        demand = self.demand.__name__
-        return f"recall {self.B} {self.T} {self.seed} {self.num_pairs} {demand} {self.max_questions}"
+        return f"recall {self.B} {self.seed} {self.demand.__name__} {self.max_questions} {self.stages}"
 
     def batch(self, step: int) -> Rows:
         """Return the ids and targets of a step, counted from 0."""
-        return self._rows(self.seed, step)
+        stage = [stage for stage in self.stages if stage.first_step <= step][-1]
+        return self._rows(stage, self.seed, step)
 
     def held_out(self) -> Iterator[Rows]:
-        """Give rows that no step of training does."""
-        yield self._rows(self.seed, HELD_OUT_STEP)
+        """Give rows of the last stage that no step of training does."""
+        yield self._rows(self.stages[-1], self.seed, HELD_OUT_STEP)
 
-    def _rows(self, *seed: int) -> Rows:
-        generator = np.random.default_rng(seed)
-        return mixed(generator, self.B, self.T, self.num_pairs, self.demand, self.max_questions)
+    def _rows(self, stage: Stage, *seed: int) -> Rows:
+        return mixed(
+            np.random.default_rng(seed),
+            self.B,
+            stage.T,
+            stage.num_pairs,
+            self.demand,
+            self.max_questions,
+            stage.num_keys,
+        )
 
 
 @dataclass(frozen=True)
@@ -224,10 +265,10 @@ def accuracy_by_position(model: GivesLogits, questions: Questions, B: int = 64) 
     return np.bincount(questions.asked, weights=right) / np.bincount(questions.asked)
 
 
-def _draw_pairs(generator: np.random.Generator, B: int, N: int) -> Ids:
+def _draw_pairs(generator: np.random.Generator, B: int, N: int, num_keys: int = NUM_KEYS) -> Ids:
     """Return (B, N, 2) keys and values, in each row distinct."""
     keys, values = (
-        generator.permuted(np.tile(np.arange(first, first + NUM_KEYS), (B, 1)), axis=1)[:, :N]
+        generator.permuted(np.tile(np.arange(first, first + num_keys), (B, 1)), axis=1)[:, :N]
         for first in (FIRST_KEY, FIRST_VALUE)
     )
     return np.stack([keys, values], axis=-1)

@@ -59,9 +59,11 @@ def train(
 ) -> None:
     """Train a small Llama on TEXT; its folder then loads in `qkv generate` and in transformers."""
     from qkv.app.cli.train_display import Display
+    from qkv.training.freed_memory import keep_freed_memory
     from qkv.training.presets import preset as settings_of
     from qkv.training.text_model import TextModel
 
+    keep_freed_memory()
     asked = {"steps": steps, "V": vocab, "T": context, "B": batch}
     asked |= {"learning_rate": learning_rate, "dropout": dropout, "seed": seed}
     settings = settings_of(preset, **{name: value for name, value in asked.items() if value is not None})

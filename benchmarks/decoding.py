@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from benchmarks.peers import LlamaCpp, Qkv, Transformers
+from benchmarks.random_llama import GGUF_KINDS, LARGE, draw, write_folder, write_gguf
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.peers import LlamaCpp, Qkv, Transformers
-from benchmarks.random_llama import GGUF_KINDS, LARGE, draw, write_folder, write_gguf
 from qkv.bench.stopwatch import Spread, Stopwatch, times_as_fast, wait_until_idle
 from qkv.bench.tables import format_ratio
 from qkv.engine import Engine

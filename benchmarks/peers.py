@@ -94,9 +94,7 @@ class Transformers:
 
     def _run(self, ids):
         with self._torch.inference_mode():
-            made = self._model(
-                self._torch.tensor([ids]), cache=self._cache, use_cache=True, logits_to_keep=1
-            )
+            made = self._model(self._torch.tensor([ids]), cache=self._cache, use_cache=True, logits_to_keep=1)
         self._cache = made.past_key_values
         return made.logits[0, -1]
 

@@ -25,7 +25,7 @@ from qkv.kernels.program import Call
 
 Floats = NDArray[np.float32]
 
-MOST_ROWS = 16
+MOST_ROWS = 32
 """Of x at once: their sums are kept on the stack."""
 
 (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qkv.kernels.decode_step import DecodeStep
     from qkv.models.llama import LlamaConfig, LlamaLayer
 
-MOST_TEXTS = 16
+MOST_TEXTS = 32
 """With more, each layer takes so long that the way between them no longer counts."""
 
 

@@ -13,6 +13,7 @@ import tiny_models
 from qkv import load
 from qkv.app.cli.main import main
 from qkv.engine import Generation, generate
+from qkv.engine.generation import require_tokenizer
 from qkv.models import new_cache
 
 COMPILING = "qkv: compiling kernels, once\n"
@@ -154,7 +155,8 @@ def test_every_sampling_option_reaches_the_text(qkv, folder):
     first, its = record["logprobs"][0], expected.logprobs[0]
     assert first["logprob"] == its.logprob
     assert [(one["id"], one["logprob"]) for one in first["top"]] == list(its.top)
-    assert first["token"] == load(folder).tokenizer.token_of(its.token_id, skip_special_tokens=False)
+    tokenizer = require_tokenizer(load(folder))
+    assert first["token"] == tokenizer.token_of(its.token_id, skip_special_tokens=False)
 
 
 def test_an_end_may_be_added_and_the_models_own_ignored(qkv, folder):

@@ -47,11 +47,11 @@ def compare(
     All read the same tokens: those that the full float32 cache makes most likely, or those of a text.
     """
     policies = None if cache is None and weights is None else [_policy(one) for one in cache or ()]
-    forms = [_weights(one) for one in weights or ()]
+    forms: list[Weights] = [_weights(one) for one in weights or ()]
     continuation = None if text is None else _read(text)
     loaded = load_model(model)
     beginning, scored = _split(loaded, prompt, continuation)
-    others = {form: load_model(model, form) for form in forms}
+    others: dict[str, Model] = {form: load_model(model, form) for form in forms}
     for one in (loaded, *others.values()):
         warm_up(one, Policy())
     with _progress() as progress:

@@ -13,6 +13,7 @@ import tiny_models
 from qkv import load
 from qkv.app.cli.main import main
 from qkv.engine import Generation, generate
+from qkv.engine.generation import require_tokenizer
 from qkv.models import new_cache
 
 COMPILING = "qkv: compiling kernels, once\n"
@@ -134,6 +135,43 @@ def test_ctrl_c_keeps_what_was_generated(qkv, folder, monkeypatch):
     assert status == 130
     assert out.startswith("ab") and out.endswith("\n") and len(out) > 3
     assert "(interrupted)" in err and "Traceback" not in err
+
+
+# Sampling
+
+
+def test_every_sampling_option_reaches_the_text(qkv, folder):
+    given = {
+        "temperature": 1.5, "seed": 5, "presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 2,
+    }  # fmt: skip
+    numbers = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    more = ("--logit-bias", "100=4", "--logit-bias", "7=-2.5", "--bad-word", "e", "--logprobs", 2, "--json")
+    arguments = ("generate", "ab", "--model", folder, "--max-tokens", 17, *numbers, *more)
+    record = json.loads(qkv(*arguments)[1])
+    options = {"logit_bias": {100: 4.0, 7: -2.5}, "bad_words": ["e"], "logprobs": 2}
+    expected = generate(load(folder), "ab", max_tokens=17, **given, **options)
+    assert record["text"] == "".join(expected)
+    assert [one["id"] for one in record["logprobs"]] == expected.new_ids
+    first, its = record["logprobs"][0], expected.logprobs[0]
+    assert first["logprob"] == its.logprob
+    assert [(one["id"], one["logprob"]) for one in first["top"]] == list(its.top)
+    tokenizer = require_tokenizer(load(folder))
+    assert first["token"] == tokenizer.token_of(its.token_id, skip_special_tokens=False)
+
+
+def test_an_end_may_be_added_and_the_models_own_ignored(qkv, folder):
+    new_ids = generate(load(folder), "ab", max_tokens=9)
+    whole = "".join(new_ids)
+    fourth = new_ids.new_ids[3]
+    count = new_ids.new_ids.index(fourth)
+    arguments = ("generate", "ab", "--model", folder, "--max-tokens", 9)
+    _, _, err = qkv(*arguments, "--stop-id", fourth)
+    assert f"3 + {count} tokens (stop)" in err
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [fourth]}))
+    assert f"3 + {count} tokens (stop)" in qkv(*arguments)[2]
+    _, out, err = qkv(*arguments, "--ignore-eos")
+    assert out == f"ab{whole}\n" and "3 + 9 tokens (length)" in err
 
 
 # The cache that was asked for
@@ -262,6 +300,11 @@ BAD_OPTIONS = {
     "budget of no size": (["--cache-budget", "much"], "--cache-budget: expected memory such as 80GiB"),
     "budget of nothing": (["--cache-budget", "0MiB"], "--cache-budget: "),
     "budget in two senses": (["--cache-budget", "24G"], "'24G'"),
+    "bias of no number": (["--logit-bias", "5:3"], "--logit-bias: expected a token id and a number"),
+    "bias of no token": (["--logit-bias", "263=1"], "logit_bias"),
+    "bad word of nothing": (["--bad-word", ""], "bad word"),
+    "end that is no token": (["--stop-id", 263], "stop_ids"),
+    "logprobs to nowhere": (["--logprobs", 2], "--json"),
     "policy of no cache": (["--cache", "int8", "--no-cache"], "--no-cache"),
     "budget of no cache": (["--cache-budget", "1MiB", "--no-cache"], "--no-cache"),
 }

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from qkv.cache import PagedCache, PagePool, Policy
-from qkv.engine.generation import room_behind
-from qkv.engine.intake import check_request, read_end_ids, read_prompt, read_stop
+from qkv.engine.generation import read_end_ids, room_behind
+from qkv.engine.intake import check_request, read_prompt, read_stop
 from qkv.engine.planning import Event, Run, cannot_fit
 from qkv.engine.requests import Choice, FinishReason, Request
 from qkv.engine.running import run_texts

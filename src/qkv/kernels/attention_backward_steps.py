@@ -1,4 +1,4 @@
-"""The pieces of attention's backward that are its own: weights computed again, rows turned, rows multiplied."""
+"""The pieces of attention's backward: weights computed again, rows turned, rows multiplied."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,22 @@
 """Attention's backward in compiled code: the weights computed again, block by block, never kept.
 
-LADDER
+A key head of a sequence is one thread's: its queries pass by in panels, each against the blocks of keys
+that it sees, so that every sum has one order whatever the number of threads. The five products of a block
+(scores again, their gradients, and the three that add up) run in the rectangles of registers that the way
+there uses, on weights that lie transposed where a product wants them so.
+
+The ladder, causal, 16 texts of 512 tokens, 6 query and 2 key heads, two threads of a processor with
+AVX-512 on units of half its width; how many times as fast as PyTorch's own backward, medians of 7 pairs
+within one run:
+
+==================================  =========  =========
+version                             D = 32     D = 64
+==================================  =========  =========
+this file                           3.0x       2.6x
+==================================  =========  =========
+
+It reaches 171 and 180 GFLOP/s of the 230 of the rectangle alone. The way there, with the log-sum-exp that
+this needs, takes half of PyTorch's time in the same run.
 """
 
 from typing import Any, NamedTuple
@@ -90,7 +106,7 @@ from qkv.kernels.row_vectors import along_row
 
 
 class Workers(NamedTuple):
-    """The worker, and the two functions that it runs by their addresses; as parts of it they would be compiled twice."""
+    """The worker, and two functions it runs by their addresses: its parts would be compiled twice."""
 
     attend_backward: Any
     load_panel: Any
@@ -289,7 +305,7 @@ def make_add_block(tile: Tile) -> Any:
 
     @compiled()
     def add_products(a, by_key, b, b_row, c, c_row, size, num_rows, depth, low, high, at_once):
-        """Add ``a b`` to c. Row r of a is 0 before step ``r + low`` and from ``r + high`` on, and not read there.
+        """Add ``a b`` to c. Row r of a is 0 before step ``r + low`` and from ``r + high`` on: not read.
 
         a is a block's weights, or the gradients of its scores, row by key or row by lane.
         """
@@ -310,7 +326,7 @@ def make_add_block(tile: Tile) -> Any:
 
     @compiled()
     def add_block(call, state):
-        """Add to all gradients. Rectangles reach over hidden numbers, which are 0, unless ``0 * NaN`` may lie there."""
+        """Add to all gradients. Rectangles reach over hidden numbers, which are 0, unless NaN may be."""
         size, value_size = integer_at(call, HELD_D), integer_at(call, HELD_VALUE_D)
         b, g, block = integer_at(state, OWN_B), integer_at(state, OWN_G), integer_at(state, BLOCK)
         num_queries, num_keys = (

@@ -11,6 +11,7 @@ import typer
 
 from qkv.app.cli.batch import Defaults, run_batch
 from qkv.app.cli.loading import load_model, note, warm_up
+from qkv.app.cli.status import INTERRUPTED
 from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine import Engine, Generation
 from qkv.engine.engine import MAX_BATCH
@@ -19,9 +20,6 @@ from qkv.models import Model, new_cache
 from qkv.models.weights import Weights
 from qkv.ops.sampling import Sampling
 from qkv.planner.units import parse_bytes
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells count it."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def _from_path(path: Path) -> ModelMemory:
         return read_model(read_config(path), path.parent.name or path.name)
     memory = read_model(read_config(path / "config.json"), path.resolve().name)
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return replace(memory, weight_bytes=stored) if stored else memory
+    return replace(memory, weight_bytes=stored, folder=path) if stored else memory
 
 
 def _from_hub(name: str) -> ModelMemory:

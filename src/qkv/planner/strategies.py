@@ -126,9 +126,8 @@ class Engine(Protocol):
         """Of a device's memory, what the engine takes for itself at most."""
         ...
 
-    @property
-    def runs_in_float32(self) -> bool:
-        """Whether weights are widened to 4 bytes a number when loaded."""
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return a model with the weights as they are kept in memory, in the form that a text names."""
         ...
 
     def read(self, cache: str, request: Request) -> Strategy:
@@ -146,6 +145,22 @@ class Engine(Protocol):
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         ...
+
+
+def as_stored(model: ModelMemory, form: str | None) -> ModelMemory:
+    """Return the model itself, for engines that keep weights as the file has them.
+
+    Raises
+    ------
+    PlanError
+        If another form is asked for.
+    """
+    if form is not None:
+        raise PlanError(
+            f"the planner knows weights kept as {form} of engine qkv alone; "
+            "say how many bytes they take, such as weights='8GB'"
+        )
+    return model
 
 
 def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], Strategy]) -> Strategy:

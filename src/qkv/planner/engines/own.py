@@ -17,6 +17,7 @@ from qkv.cache.policy import Policy
 from qkv.cache.prediction import held_tokens, page_layout
 from qkv.cache.retention import layer_budgets
 from qkv.errors import OptionError, PlanError
+from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
 from qkv.planner.storage import Storage
 from qkv.planner.strategies import Demand, Request, Strategy
@@ -42,8 +43,11 @@ class Own:
     """Pages from a pool, taken when a token needs one."""
 
     name: str = "qkv"
-    runs_in_float32: bool = True
     usable_share: float = 1.0
+
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return the model with the bytes that its weights take in panels for the kernels."""
+        return with_loaded_weights(model, form)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a policy such as ``int8,window=1024,sinks=4``."""

@@ -15,6 +15,7 @@ from qkv.app.cli.status import INTERRUPTED
 from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine import Engine, Generation
 from qkv.engine.engine import MAX_BATCH
+from qkv.engine.fitting import learn_windows, longest_text
 from qkv.errors import CacheFull, OptionError, PlanError
 from qkv.models import Model, new_cache
 from qkv.models.weights import Weights
@@ -55,7 +56,10 @@ class CacheChoice:
 
     def new_cache(self, model: Model) -> PagedCache:
         """Return an empty cache of this kind."""
-        return new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
+        cache = new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
+        if self.budget_bytes is not None:
+            learn_windows(model, cache)
+        return cache
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,9 @@ def generate(
     def begin(cached: bool) -> tuple[Generation, PagedCache | None]:
         new = choice.new_cache(loaded) if cached else None
         made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, stop=stop or (), cache=new)
+        if new is not None:
+            num_prompt = len(made.prompt_ids)
+            _require_room(new, num_prompt, min(max_tokens, loaded.context_length - num_prompt))
         return made, new
 
     if compare:
@@ -192,6 +199,19 @@ def _require_sense(choice: CacheChoice, *, no_cache: bool, compare: bool) -> Non
         raise OptionError("--compare runs with and without the cache already; leave --no-cache out")
     if no_cache and choice != CacheChoice(Policy(), None):
         raise OptionError("--cache and --cache-budget are about the cache that --no-cache does without")
+
+
+def _require_room(cache: PagedCache, prompt_tokens: int, new_tokens: int) -> None:
+    """Refuse a text that would outgrow the budget, before any of it is run."""
+    budget, asked = cache.pool.budget_bytes, prompt_tokens + new_tokens
+    longest = longest_text(cache, prompt_tokens, asked)
+    if budget is None or longest == asked:
+        return
+    raise OptionError(
+        f"--cache-budget of {budget:,} bytes is too small for the {prompt_tokens:,} tokens of the prompt and "
+        f"{new_tokens:,} new ones: the longest text that fits has {longest:,} tokens, new ones included; "
+        "raise it, take fewer --max-tokens, or let --cache keep less, as int8 and streaming=256 do"
+    )
 
 
 def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, stream: bool) -> RunReport:

@@ -14,8 +14,9 @@ from qkv.cache.contiguous import CacheShape
 from qkv.cache.elements import element_named
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
-from qkv.cache.prediction import held_tokens, page_layout
+from qkv.cache.prediction import dropped_pages, held_tokens, page_layout
 from qkv.cache.retention import layer_budgets
+from qkv.cache.windows import NO_WINDOW, head_windows
 from qkv.errors import OptionError, PlanError
 from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
@@ -32,10 +33,8 @@ LOSSLESS = ("float32",)
 LEAST_KEPT = 64
 """Tokens an eviction keeps in a comparison, at least: SnapKV's window of queries."""
 
-NO_WINDOW = np.iinfo(np.int64).max
-
 Counts = NDArray[np.int64]
-"""(L, G), one number per key head."""
+"""(L, G), one number per key head; (L,) where it is the same for all heads of a layer."""
 
 
 @dataclass(frozen=True)
@@ -138,27 +137,15 @@ def _pages(
     held = held_tokens(shape, policy, N, N - request.new_tokens)
     part = (held % P > 0).astype(np.int64)
     filling = part if element_named(policy.element).closes_pages else np.zeros_like(part)
-    behind = np.zeros_like(part)
-    if policy.eviction is None:
-        windows, first_pages = _windows(policy, model)
-        behind = np.maximum(0, np.maximum(0, N - windows) // P - first_pages)
+    behind = dropped_pages(shape, policy, N, _model_windows(model))
     full = held // P + part - filling - behind
     common = np.full_like(full, request.shared_prefix // P if shares else 0)
     return full, filling, np.clip(common - behind, 0, full)
 
 
-def _windows(policy: Policy, model: ModelMemory) -> tuple[Counts, Counts]:
-    """Return each key head's window, the policy's or the model's, and the pages of its sinks."""
-    shape = cache_shape(model)
-    of_model = [group.window or NO_WINDOW for group in model.layers for _ in range(group.count)]
-    windows = np.tile(np.array(of_model)[:, None], (1, shape.num_kv_heads))
-    first_pages = np.zeros(windows.shape, np.int64)
-    for layer, head in np.ndindex(windows.shape):
-        window = policy.window_of(layer, head)
-        if window is not None:
-            windows[layer, head] = min(windows[layer, head], window)
-            first_pages[layer, head] = -(-policy.sinks // policy.page_size)
-    return windows, first_pages
+def _model_windows(model: ModelMemory) -> Counts:
+    """Return each layer's own window, (L,)."""
+    return np.array([group.window or NO_WINDOW for group in model.layers for _ in range(group.count)])
 
 
 def _layout(policy: Policy, model: ModelMemory) -> PageLayout:
@@ -176,9 +163,10 @@ def _reaches(policy: Policy, model: ModelMemory) -> Counter[str]:
     if eviction is not None:
         budgets = layer_budgets(eviction.name, eviction.budget, model.num_layers, policy.sinks)
         return Counter({f"about {budget:,} tokens": G * count for budget, count in Counter(budgets).items()})
-    windows, first_pages = _windows(policy, model)
+    windows, first_keys = head_windows(policy, model.num_layers, G)
+    windows = np.minimum(windows, _model_windows(model)[:, None])
     sinks = f"the first {policy.sinks} tokens and " if policy.sinks else ""
     return Counter(
         "every token" if window == NO_WINDOW else f"{sinks if first else ''}the last {window:,} tokens"
-        for window, first in zip(windows.ravel().tolist(), first_pages.ravel().tolist(), strict=True)
+        for window, first in zip(windows.ravel().tolist(), first_keys.ravel().tolist(), strict=True)
     )

@@ -59,6 +59,13 @@ def test_everything_fits_in_80_columns(qkv, arguments):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_a_small_model_is_shown_in_smaller_units(qkv):
+    _, out, _ = qkv("plan", "smollm2-135m", "--users", 3, "--context", 128, "--memory", "1GiB")
+    # 30 layers of 3 key heads of 64 numbers in 2 bytes: 46,080 bytes a token in K and V together
+    assert row(out, "16 bit, pages of 16 tokens")[:2] == ["8.44", "8.85"] and " MiB        MB " in out
+    assert "1 user " not in out and " 1 users" not in qkv("plan", "smollm2-135m", "--context", 128)[1]
+
+
 def test_users_that_fit_stand_beside_each_strategy(qkv):
     _, out, _ = qkv(*ARTICLE, "--kv-memory", "40GiB")
     assert [

@@ -143,7 +143,7 @@ def _planned(
 ) -> Plan:
     candidates = engine.candidates(model, request)
     baseline = next(strategy for strategy in candidates if strategy.text)
-    assumed = outcome_of(model, engine, baseline, request, None).bytes_per_device
+    assumed = outcome_of(model, engine, baseline, request, None).room_per_device
 
     def evaluate(strategy: Strategy) -> Outcome:
         return outcome_of(model, engine, strategy, request, assumed if budget is None else budget)

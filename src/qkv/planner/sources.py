@@ -1,6 +1,7 @@
 """Where a model's config comes from: the catalogue, a folder, a file, GGUF metadata, or the hub."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,9 @@ def _from_hub(name: str) -> ModelMemory:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise unknown_name(name) from None
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it says at each of several tries what the error below says once
     try:
         return read_model(read_config(Path(hf_hub_download(name, "config.json"))), name)
     except PlanError:
@@ -107,3 +111,5 @@ def _from_hub(name: str) -> ModelMemory:
             f"{name} could not be fetched from the hub ({type(error).__name__}); "
             "download its config.json and give the path"
         ) from error
+    finally:
+        log.setLevel(level)

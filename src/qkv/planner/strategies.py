@@ -94,23 +94,36 @@ class Strategy:
 class Demand:
     """Bytes a strategy needs: ``shared`` once, ``per_user`` for each.
 
+    A text that grows to this length may take more on its way, as where pages are encoded when full: ``most``,
+    for each user. Room is needed for that.
+
     Examples
     --------
     >>> demand = Demand(shared=1000, per_user=300)
-    >>> demand.total(users=3), demand.users_in(2000)
-    (1900, 3)
+    >>> demand.total(users=3), demand.users_in(2000), Demand(1000, 300, most=500).users_in(2000)
+    (1900, 3, 2)
     """
 
     shared: int
     per_user: int
+    most: int = 0
+
+    @property
+    def room_per_user(self) -> int:
+        """Bytes that each user must have room for."""
+        return max(self.per_user, self.most)
 
     def total(self, users: int) -> int:
         """Return the bytes for so many users."""
         return self.shared + users * self.per_user
 
+    def room(self, users: int) -> int:
+        """Return the bytes that so many users must have room for."""
+        return self.shared + users * self.room_per_user
+
     def users_in(self, budget: int) -> int:
         """Return how many users fit."""
-        return max(0, (budget - self.shared) // self.per_user) if self.per_user else 0
+        return max(0, (budget - self.shared) // self.room_per_user) if self.room_per_user else 0
 
 
 class Engine(Protocol):

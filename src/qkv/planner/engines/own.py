@@ -79,10 +79,14 @@ class Own:
         """Return what one device needs, page by page."""
         policy = parse_policy(strategy.text)
         layout = _layout(policy, model)
-        full, filling, common = _pages(policy, model, request, shares=strategy.shares_prefix)
-        shared = int(common.sum()) * layout.nbytes
-        own = int((full - common).sum()) * layout.nbytes + int(filling.sum()) * layout.while_filling.nbytes
-        return Demand(shared, own)
+        own: dict[int, int] = {}
+        shared = 0
+        for length in _telling_lengths(policy, request):
+            full, filling, common = _pages(policy, model, request, length, shares=strategy.shares_prefix)
+            shared = int(common.sum()) * layout.nbytes
+            encoded = int((full - common).sum()) * layout.nbytes
+            own[length] = encoded + int(filling.sum()) * layout.while_filling.nbytes
+        return Demand(shared, own[request.context], most=max(own.values()))
 
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind a page of tokens."""
@@ -129,12 +133,25 @@ def cache_shape(model: ModelMemory) -> CacheShape:
     return CacheShape(model.num_layers, G, key_dim, value_dim=value_dim or key_dim, shares_values=is_latent)
 
 
+def _telling_lengths(policy: Policy, request: Request) -> tuple[int, ...]:
+    """Return the lengths at which a text may take most on its way to the request's, and that itself.
+
+    Without an eviction that is where the latest page has just begun. Evictions act on a prompt that is read
+    in one step, and then go through the same states page by page.
+    """
+    N, P = request.context, policy.page_size
+    if policy.eviction is None:
+        begun = N - (N - 1) % P
+        return (begun, N) if begun < N else (N,)
+    return tuple(range(max(1, N - request.new_tokens, N - P + 1), N + 1))
+
+
 def _pages(
-    policy: Policy, model: ModelMemory, request: Request, *, shares: bool
+    policy: Policy, model: ModelMemory, request: Request, N: int, *, shares: bool
 ) -> tuple[Counts, Counts, Counts]:
     """Return the pages of each key head: encoded or never to be, still filling, and shared by all users."""
-    shape, P, N = cache_shape(model), policy.page_size, request.context
-    held = held_tokens(shape, policy, N, N - request.new_tokens)
+    shape, P = cache_shape(model), policy.page_size
+    held = held_tokens(shape, policy, N, request.context - request.new_tokens)
     part = (held % P > 0).astype(np.int64)
     filling = part if element_named(policy.element).closes_pages else np.zeros_like(part)
     behind = dropped_pages(shape, policy, N, _model_windows(model))

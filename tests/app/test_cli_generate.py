@@ -221,42 +221,67 @@ def test_a_budget_that_holds_the_text_changes_nothing(qkv, folder, budget):
     assert err.strip().endswith("21,504 allocated for 32 tokens, of 21,504 allowed")
 
 
-FULL_AT_16 = ("generate", "a" * 9, "--cache-budget", "21503 bytes", "--max-tokens", 23)
-"""10 tokens of prompt and 6 new ones take 16 slots, and there is not quite room for 16 more."""
+@pytest.mark.parametrize("more", [(), ("--json",), ("--compare",)])
+def test_a_text_that_would_outgrow_the_budget_is_refused_before_any_of_it_is_made(qkv, folder, more):
+    """10 tokens of prompt and 23 new ones, of which the last is not stored: a byte less than they take."""
+    budget = ("--cache-budget", "21503B", "--max-tokens", 23)
+    status, out, err = qkv("generate", "a" * 9, "--model", folder, *budget, *more)
+    assert (status, out) == (2, "")
+    assert err == (
+        "error: --cache-budget of 21,503 bytes is too small for the 10 tokens of the prompt and 23 new ones: "
+        "the longest text that fits has 17 tokens, new ones included; raise it, take fewer --max-tokens, "
+        "or let --cache keep less, as int8 and streaming=256 do\n"
+    )
+
+
+def test_the_longest_text_that_fits_does_and_one_token_more_does_not(qkv, folder):
+    arguments = ("generate", "a" * 9, "--model", folder, "--cache-budget", "21503B", "--max-tokens")
+    assert [qkv(*arguments, number)[0] for number in (7, 8)] == [0, 2]
+
+
+def test_tokens_beyond_the_context_are_not_asked_for(qkv, folder):
+    """97 tokens are the context, of which the last is not stored: 6 pages of 16."""
+    budget = f"{6 * 10_752}B"
+    assert qkv("generate", "ab", "--model", folder, "--cache-budget", budget, "--max-tokens", 10_000)[0] == 0
+
+
+FULL_AT_31 = ("generate", "a" * 9, "--cache", "int4", "--cache-budget", "21504 bytes", "--max-tokens", 23)
+"""31 tokens on the way to a page of 32 take 21,504 bytes in float32; to encode them takes some more."""
 
 
 def test_a_cache_that_becomes_full_keeps_the_text_so_far_and_ends_with_one_clear_line(qkv, folder):
-    model = load(folder)
-    text = "".join(generate(model, "a" * 9, max_tokens=7))
-    status, out, err = qkv(*FULL_AT_16, "--model", folder)
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    status, out, err = qkv(*FULL_AT_31, "--model", folder)
     assert (status, out) == (2, "a" * 9 + text + "\n")
     about, error = err.splitlines()
-    assert about.startswith("10 + 7 tokens (cache full)")
-    assert about.endswith("KV 10,752 bytes predicted = 10,752 allocated for 16 tokens, of 21,503 allowed")
-    assert error.startswith("error: --cache-budget of 21,503 bytes is too small for new token 7: 10,752 ")
-    assert "10,751 were free" in error
+    assert about.startswith("10 + 22 tokens (cache full)")
+    assert about.endswith(
+        "KV int4: 21,504 bytes predicted = 21,504 allocated for 31 tokens, of 21,504 allowed"
+    )
+    assert error.startswith("error: --cache-budget of 21,504 bytes is too small for new token 22: ")
+    assert "0 were free" in error
 
 
 def test_a_cache_that_becomes_full_gives_out_what_waited_for_a_stop_text(qkv, folder):
-    text = "".join(generate(load(folder), "a" * 9, max_tokens=7))
-    _, out, _ = qkv(*FULL_AT_16, "--model", folder, "--stop", text[-2:] + "never comes")
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    _, out, _ = qkv(*FULL_AT_31, "--model", folder, "--stop", text[-2:] + "never comes")
     assert out == "a" * 9 + text + "\n"
 
 
 def test_json_of_a_cache_that_became_full_has_text_and_reason(qkv, folder):
-    status, out, err = qkv(*FULL_AT_16, "--model", folder, "--json")
+    status, out, err = qkv(*FULL_AT_31, "--model", folder, "--json")
     record = json.loads(out)
-    assert (status, record["finish_reason"], record["new_tokens"]) == (2, "cache full", 7)
-    assert record["text"] == "".join(generate(load(folder), "a" * 9, max_tokens=7))
-    assert record["kv_bytes_budget"] == 21503
+    assert (status, record["finish_reason"], record["new_tokens"]) == (2, "cache full", 22)
+    assert record["text"] == "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    assert record["kv_bytes_budget"] == 21504
     assert err == f"error: {record['error']}\n"
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_comparing_with_a_cache_that_becomes_full_keeps_the_text_so_far_too(qkv, folder, as_json):
-    status, out, err = qkv(*FULL_AT_16, "--model", folder, "--compare", *as_json)
-    text = "".join(generate(load(folder), "a" * 9, max_tokens=7))
-    assert status == 2 and "too small for new token 7" in err.splitlines()[-1]
+    status, out, err = qkv(*FULL_AT_31, "--model", folder, "--compare", *as_json)
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    assert status == 2 and "too small for new token 22" in err.splitlines()[-1]
     assert (json.loads(out)["cached"]["text"] if as_json else out) == (
         text if as_json else f"{'a' * 9}{text}\n"
     )
@@ -265,11 +290,23 @@ def test_comparing_with_a_cache_that_becomes_full_keeps_the_text_so_far_too(qkv,
 def test_a_budget_that_cannot_hold_the_prompt_is_one_line(qkv, folder):
     for as_json in ([], ["--json"]):
         status, out, err = qkv("generate", "ab", "--model", folder, "--cache-budget", "9KiB", *as_json)
-        assert (status, out) == (2, "" if as_json else "ab\n")
+        assert (status, out) == (2, "")
         assert err.startswith(
-            "error: --cache-budget of 9,216 bytes is too small for the 3 tokens of the prompt"
+            "error: --cache-budget of 9,216 bytes is too small for the 3 tokens of the prompt and 94 new "
+            "ones: the longest text that fits has 0 tokens"
         )
         assert err.count("\n") == 1
+
+
+def test_a_prompt_that_only_fits_once_it_has_been_read_is_one_line(qkv, folder):
+    """Four tokens are left of 40, one page of 16, but they are three pages before any is evicted."""
+    arguments = ("generate", "a" * 39, "--model", folder, "--cache", "streaming=8", "--max-tokens", 2)
+    status, out, err = qkv(*arguments, "--cache-budget", "15KiB")
+    assert (status, out) == (2, "a" * 39 + "\n")
+    assert err.startswith(
+        "error: --cache-budget of 15,360 bytes is too small for the 40 tokens of the prompt: "
+    )
+    assert err.count("\n") == 1
 
 
 def test_a_policy_that_does_not_fit_the_model_is_one_line(qkv, folder):

@@ -12,18 +12,17 @@ import typer
 from qkv.app.cli.batch import Defaults, Ends, run_batch
 from qkv.app.cli.loading import load_model, note, warm_up
 from qkv.app.cli.sampling import logprobs_record, parse_bias
+from qkv.app.cli.status import INTERRUPTED
 from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine import Engine, Generation
 from qkv.engine.bad_words import spell
 from qkv.engine.engine import MAX_BATCH
+from qkv.engine.fitting import learn_windows, longest_text
 from qkv.errors import CacheFull, OptionError, PlanError
 from qkv.models import Model, new_cache
 from qkv.models.weights import Weights
 from qkv.ops.sampling import Sampling
 from qkv.planner.units import parse_bytes
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells count it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,10 @@ class CacheChoice:
 
     def new_cache(self, model: Model) -> PagedCache:
         """Return an empty cache of this kind."""
-        return new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
+        cache = new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
+        if self.budget_bytes is not None:
+            learn_windows(model, cache)
+        return cache
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,9 @@ def generate(
     def begin(cached: bool) -> tuple[Generation, PagedCache | None]:
         new = choice.new_cache(loaded) if cached else None
         made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, cache=new, **asdict(ends))
+        if new is not None:
+            num_prompt = len(made.prompt_ids)
+            _require_room(new, num_prompt, min(max_tokens, loaded.context_length - num_prompt))
         return made, new
 
     if compare:
@@ -233,6 +238,19 @@ def _require_sense(choice: CacheChoice, *, no_cache: bool, compare: bool) -> Non
         raise OptionError("--compare runs with and without the cache already; leave --no-cache out")
     if no_cache and choice != CacheChoice(Policy(), None):
         raise OptionError("--cache and --cache-budget are about the cache that --no-cache does without")
+
+
+def _require_room(cache: PagedCache, prompt_tokens: int, new_tokens: int) -> None:
+    """Refuse a text that would outgrow the budget, before any of it is run."""
+    budget, asked = cache.pool.budget_bytes, prompt_tokens + new_tokens
+    longest = longest_text(cache, prompt_tokens, asked)
+    if budget is None or longest == asked:
+        return
+    raise OptionError(
+        f"--cache-budget of {budget:,} bytes is too small for the {prompt_tokens:,} tokens of the prompt and "
+        f"{new_tokens:,} new ones: the longest text that fits has {longest:,} tokens, new ones included; "
+        "raise it, take fewer --max-tokens, or let --cache keep less, as int8 and streaming=256 do"
+    )
 
 
 def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, stream: bool) -> RunReport:

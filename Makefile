@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo        the article's four demonstrations, run on the spot"
+	@echo "make demo        a trained model at work, and what people say about attention, tried here"
 	@echo "make test        the test suite (core and dev packages)"
 	@echo "make test-peers  compare with PyTorch, ONNX, JAX and transformers (large install)"
 	@echo "make lint        ruff, pyright, import layers"

@@ -85,7 +85,19 @@ _HOMES = {
 }
 """The module of each public name."""
 
-_PACKAGES = ("tokens", "ops", "compat", "cache", "models", "planner", "engine", "errors", "shapes")
+_PACKAGES = (
+    "tokens",
+    "ops",
+    "compat",
+    "cache",
+    "models",
+    "training",
+    "planner",
+    "engine",
+    "lab",
+    "errors",
+    "shapes",
+)
 """What can be reached without an import of its own, as in ``qkv.compat.torch_sdpa``."""
 
 if not TYPE_CHECKING:  # type checkers take it from the imports

@@ -10,9 +10,14 @@ from qkv.errors import OptionError
 from qkv.lab import Language, Result
 from qkv.viz.caching import draw_caching
 from qkv.viz.causality import draw_causality
+from qkv.viz.codes import draw_codes
+from qkv.viz.dropping import draw_dropping
+from qkv.viz.heads import draw_heads
+from qkv.viz.importance import draw_importance
 from qkv.viz.quadratic import draw_quadratic
 from qkv.viz.scaling import draw_scaling
 from qkv.viz.utilisation import draw_utilisation
+from qkv.viz.windows import draw_windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +28,13 @@ Draw = Callable[[Result, "Axes", Language], None]
 PICTURES: Mapping[str, Draw] = {
     "a": draw_scaling,
     "b": draw_causality,
+    "c": draw_heads,
     "d": draw_caching,
+    "e": draw_importance,
     "g": draw_quadratic,
+    "h": draw_codes,
+    "j": draw_windows,
+    "k": draw_dropping,
     "l": draw_utilisation,
 }
 """By the letters of the experiments."""

@@ -22,10 +22,12 @@ from qkv.models.weights import Weights, form_of, weight_nbytes
 
 
 def compare(
-    model: Annotated[Path, typer.Option(help="A model folder: config.json, safetensors, tokenizer.json.")],
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; half of --text when left out.")
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="A folder with config.json and safetensors; verse comes with qkv.")
+    ] = "verse",
     cache: Annotated[
         list[str] | None,
         typer.Option(help="A policy, such as int8,window=1024; repeatable. One of each kind when left out."),

@@ -121,8 +121,10 @@ class RunReport:
 
 
 def generate(
-    model: Annotated[Path, typer.Option(help="A model folder: config.json, safetensors, tokenizer.json.")],
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A folder with config.json and safetensors; verse comes with qkv.")
+    ] = "verse",
     prompts: Annotated[
         Path | None, typer.Option(help='In its place, a file of them: {"prompt": "Once"} on each line.')
     ] = None,

@@ -19,7 +19,7 @@ from qkv.training.freed_memory import keep_freed_memory
 from qkv.training.llama import TrainableLlama
 from qkv.training.presets import preset
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "peers"))
 from torch_llama import TorchLlama
 
 

@@ -10,11 +10,12 @@ from lab_results import as_result
 from lookup_model import LookupModel
 from qkv.lab import Instruments, Measured, NotTestable, Verdict, Words
 from qkv.lab.board import Row
-from qkv.lab.dropping import BY_SCORE, DROPPING, POLICIES, Dropping, measure
+from qkv.lab.dropping import DROPPING, Dropping, measure
 from qkv.lab.head_drops import drop_heads, policy_without
 from qkv.lab.own_texts import log_softmax, read, write_texts
 from qkv.lab.random_drops import logits_at_random, random_sight
 from qkv.lab.random_models import random_llama
+from qkv.lab.token_drops import BY_SCORE, POLICIES
 from qkv.models import load
 from qkv.models.watching import watch
 from tiny_models import config_of, random_tensors, write_folder

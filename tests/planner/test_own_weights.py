@@ -1,6 +1,7 @@
 """What a loaded model's weights take, planned from its config and then counted: the same bytes."""
 
 import json
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -55,7 +56,8 @@ def test_a_loaded_model_holds_the_bytes_that_were_planned(tmp_path, variant):
     for dtype in DTYPES:
         folder = write(tmp_path / dtype, variant, dtype)
         config = json.loads((folder / "config.json").read_text())
-        for form in FORMS if dtype == "bfloat16" else ("as stored",):
+        forms: tuple[Any, ...] = tuple(FORMS) if dtype == "bfloat16" else ("as stored",)
+        for form in forms:
             held = weight_nbytes(load(folder, form))
             assert planned(folder, form) == planned(config, form) == (held, ()), (dtype, form)
 
@@ -70,7 +72,8 @@ def test_without_the_kernels_all_of_them_are_float32(tmp_path, variant):
 
 def test_they_are_what_a_plan_takes_off_the_memory(tmp_path):
     folder = write(tmp_path / "model", "qwen3", "bfloat16")
-    for form in FORMS:
+    forms: tuple[Any, ...] = tuple(FORMS)
+    for form in forms:
         made = plan(folder, context=64, engine="qkv", memory="1MiB", weights=form)
         assert made.memory is not None
         assert made.memory.weights == weight_nbytes(load(folder, form)) == planned(folder, form)[0]
@@ -79,7 +82,11 @@ def test_they_are_what_a_plan_takes_off_the_memory(tmp_path):
 def test_the_bytes_of_a_matrix_are_its_panels_and_scales():
     # 3 rows fill a panel of 16, 35 inner steps two groups of 32, each with a float32 scale per row.
     matrix, columns = (3, 35), panel_columns()
-    expected = {"float32": columns * 35 * 4, "bfloat16": columns * 35 * 2, "int8": columns * (35 + 2 * 4)}
+    expected: dict[Any, int] = {
+        "float32": columns * 35 * 4,
+        "bfloat16": columns * 35 * 2,
+        "int8": columns * (35 + 2 * 4),
+    }
     if not is_compiled():
         expected = dict.fromkeys(expected, 3 * 35 * 4)
     assert {form: matrix_nbytes(matrix, form) for form in expected} == expected

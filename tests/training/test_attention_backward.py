@@ -1,6 +1,8 @@
 """Gradients of attention: by central differences, by loops, and the same from tiles and from the kernels."""
 
 import tracemalloc
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,14 +29,15 @@ each_case = pytest.mark.parametrize(("sizes", "rules"), CASES.values(), ids=CASE
 needs_kernels = pytest.mark.skipif(not can_compile(), reason="no compiler here")
 
 
-def operands(sizes, dtype=np.float64, seed=0):
+def operands(sizes: tuple, dtype: Any = np.float64, seed: int = 0) -> list[Any]:
     T, S, D, D_v = sizes
     random = np.random.default_rng(seed)
     shapes = (B, H, T, D_v), (B, H, T, D), (B, G, S, D), (B, G, S, D_v)
     return [random.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-def gradients(d_output, q, k, v, rules):
+def gradients(arrays: Sequence[Any], rules: dict) -> tuple[Any, ...]:
+    d_output, q, k, v = arrays
     output, lse = attend(q, k, v, return_lse=True, **rules)
     return attend_backward(d_output, q, k, v, output, lse, **rules)
 
@@ -43,7 +46,7 @@ def gradients(d_output, q, k, v, rules):
 def test_gradients_are_central_differences(sizes, rules):
     """Along random directions of q, k and v, of the output's product with a fixed array."""
     d_output, *arrays = operands(sizes)
-    found = gradients(d_output, *arrays, rules)
+    found = gradients((d_output, *arrays), rules)
     random, step = np.random.default_rng(1), 1e-6
     hidden = np.ones(d_output.shape, bool)
     for row, length in enumerate(rules.get("q_lengths", ())):
@@ -63,13 +66,13 @@ def test_a_mask_hides_in_both_directions():
     d_output, q, k, v = operands((11, 13, 5, 5))
     mask = np.random.default_rng(3).random((B, 1, 11, 13)) < 0.5
     mask[:, :, :, 4] = False
-    d_q, d_k, d_v = gradients(d_output, q, k, v, {"mask": mask})
+    d_q, d_k, d_v = gradients((d_output, q, k, v), {"mask": mask})
     assert np.abs(d_k[:, :, 4]).max() == np.abs(d_v[:, :, 4]).max() == 0
     open_mask = np.ones_like(mask)
-    for masked, plain in zip((d_q, d_k, d_v), gradients(d_output, q, k, v, {}), strict=True):
+    for masked, plain in zip((d_q, d_k, d_v), gradients((d_output, q, k, v), {}), strict=True):
         assert np.abs(masked - plain).max() > 1e-3
     for opened, plain in zip(
-        gradients(d_output, q, k, v, {"mask": open_mask}), gradients(d_output, q, k, v, {}), strict=True
+        gradients((d_output, q, k, v), {"mask": open_mask}), gradients((d_output, q, k, v), {}), strict=True
     ):
         np.testing.assert_allclose(opened, plain, atol=1e-12)
 
@@ -78,11 +81,11 @@ def test_a_mask_hides_in_both_directions():
 @each_case
 def test_kernels_give_what_tiles_give(sizes, rules):
     arrays = operands(sizes, np.float32)
-    exact = gradients(*(x.astype(np.float64) for x in arrays), rules)
+    exact = gradients([x.astype(np.float64) for x in arrays], rules)
     with use_backend("numpy"):
-        tiled = gradients(*arrays, rules)
+        tiled = gradients(arrays, rules)
     with use_backend("compiled"):
-        compiled = gradients(*arrays, rules)
+        compiled = gradients(arrays, rules)
     for name, wanted, slow, fast in zip(("d_q", "d_k", "d_v"), exact, tiled, compiled, strict=True):
         largest = max(np.abs(wanted).max(), 1e-9)
         assert np.abs(slow - wanted).max() <= 1e-5 * largest, name
@@ -113,7 +116,7 @@ def test_hidden_slots_are_never_read(backend):
         for row, length in enumerate(lengths):
             array[row, :, length:] = np.nan
     with use_backend(backend):
-        clean, poisoned = gradients(d_output, q, k, v, rules), gradients(*spoilt, rules)
+        clean, poisoned = gradients((d_output, q, k, v), rules), gradients(spoilt, rules)
     for one, other in zip(clean, poisoned, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -124,8 +127,8 @@ def test_operands_may_have_any_strides_and_are_not_written(backend):
     strided = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (d_output, q, k, v)]
     copies = [x.copy() for x in strided]
     with use_backend(backend):
-        straight = gradients(d_output, q, k, v, {"causal": True})
-        found = gradients(*strided, {"causal": True})
+        straight = gradients((d_output, q, k, v), {"causal": True})
+        found = gradients(strided, {"causal": True})
     for one, other in zip(straight, found, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     assert all(np.array_equal(one, other) for one, other in zip(copies, strided, strict=True))

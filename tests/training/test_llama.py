@@ -84,6 +84,7 @@ def test_loss_is_the_same_with_and_without_gradients():
 def test_one_batch_is_learned_by_heart():
     model, (ids, targets) = model_of(np.float32), text()
     gradients, optimiser = model.parameters.zeros(), AdamW(model.parameters, weight_decay=0)
+    loss = np.inf
     for _ in range(150):
         loss = model.loss_and_gradients(ids, targets, gradients)
         optimiser.step(gradients, 1e-2)

@@ -62,8 +62,8 @@ def attend_backward(
     d_k, d_v : (B, G, S, D)
     """
     (B, H, T, D), (_, G, S, value_size) = q.shape, v.shape
-    tile, held_size, held_value_size = held_as(tile, D, value_size)
-    num_workers = min(B * G, num_workers or workers_for(B * H * T * S * (D + value_size)))
+    tile, (held_size, held_value_size) = held_as(tile, D, value_size)
+    threads = min(B * G, num_workers or workers_for(B * H * T * S * (D + value_size)))
     q, k, v, d_output, output = (with_whole_heads(x) for x in (q, k, v, d_output, output))
     if held_size != D:
         k = np.pad(k, ((0, 0), (0, 0), (0, 0), (0, held_size - D)))
@@ -74,28 +74,28 @@ def attend_backward(
     d_q, d_k = np.empty_like(q), aligned_zeros(B, G, S, held_size)
     d_v = aligned_zeros(B, G, S, held_value_size)
     parts = part_numbers(held_size, held_value_size)
-    workspace = aligned_zeros(num_workers, sum(parts))
+    workspace = aligned_zeros(threads, sum(parts))
     states = states_of(workspace, parts)
 
     workers, call = _workers(tile), np.empty(words.NUM_WORDS, np.int64)
     for place, array in enumerate((q, k, v, d_output, output, d_q, d_k, d_v)):
         call[4 * place : 4 * place + 4] = address(array), *(step // 4 for step in array.strides[:3])
     call[words.LSE :] = (
-        address(lse), address(rows), address(states), num_workers,
+        address(lse), address(rows), address(states), threads,
         B, H, G, T, D, value_size, held_size, held_value_size,
         NO_LIMIT if left is None else left, NO_LIMIT if right is None else right,
         np.float32(scale).view(np.int32),
         code_address(workers.load_panel), code_address(workers.add_block),
     )  # fmt: skip
-    launch(workers.attend_backward, call, num_workers)
+    launch(workers.attend_backward, call, threads)
     return d_q, d_k[..., :D], d_v[..., :value_size]
 
 
-def held_as(tile: Tile, *sizes: int) -> tuple[Tile | int, ...]:
+def held_as(tile: Tile, *sizes: int) -> tuple[Tile, list[int]]:
     """Return sizes as whole vectors, and before them a rectangle whose columns divide them all."""
     held = [-(-size // tile.width) * tile.width for size in sizes]
     fits = all(size % tile.columns == 0 for size in held)
-    return tile if fits else replace(tile, vectors=1), *held
+    return tile if fits else replace(tile, vectors=1), held
 
 
 def states_of(workspace: Floats, parts: tuple[int, ...]) -> NDArray[np.int64]:

@@ -68,7 +68,8 @@ def measure(
     """Time both ways on two models by length, and one layer against its three baselines."""
     stopwatch = replace(instruments.stopwatch, pairs=settings.pairs)
     draw = instruments.generator("caching")
-    numbers: dict[str, Number | float] = {"apart": 0.0}
+    numbers: dict[str, Number | float] = {}
+    apart = 0.0
     series: dict[str, Any] = {"n": list(settings.lengths)}
     for size, E in zip(("small", "large"), settings.widths, strict=True):
         model = random_llama(draw, E=E, L=4, H=4, G=4, context_length=max(settings.lengths))
@@ -77,14 +78,13 @@ def measure(
         for n in settings.lengths:
             text = draw.integers(0, VOCABULARY, n)
             runs = {"cached": partial(cached, model, text), "anew": partial(plain, model, text)}
-            apart = float(np.abs(runs["cached"]() - runs["anew"]()).max())
-            numbers["apart"] = max(float(numbers["apart"]), apart)
+            apart = max(apart, float(np.abs(runs["cached"]() - runs["anew"]()).max()))
             seconds[n] = stopwatch.time_in_turn(runs)
         numbers |= {f"{size}_{name}": number for name, number in speed_numbers(seconds).items()}
         for way in ("cached", "anew"):
             series[f"{size}_{way}_seconds"] = [float(np.median(seconds[n][way])) for n in seconds]
     layer_numbers, right = one_layer(draw, stopwatch.time_in_turn)
-    return Measured(numbers | layer_numbers | {"article_apart": right}, series)
+    return Measured(numbers | layer_numbers | {"apart": apart, "article_apart": right}, series)
 
 
 def speed_numbers(seconds: dict[int, Times]) -> dict[str, Number]:

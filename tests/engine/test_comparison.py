@@ -226,6 +226,9 @@ class Forgetful(PagedCache):
         output = super().attend(layer, q, lengths, **rules)
         return output * (layer != 1 or self.length < 12)
 
+    def at_once(self, num_tokens: int, windows: Any) -> None:
+        """Say that each layer has to ask `attend`, as what is broken here is that."""
+
 
 def test_a_broken_cache_differs_from_where_it_breaks_and_not_before(llama: Model, monkeypatch):
     def new_broken_cache(model: Model, policy: Policy) -> PagedCache:
@@ -310,7 +313,7 @@ def test_a_policy_that_does_not_fit_says_why_and_the_others_run():
     found = compare(model, PROMPT, ["int8", "heads=101,window=5", "fp16"], max_tokens=3)
     kinds = [(type(row), str(row.policy)) for row in found.rows]
     assert kinds == [(Compared, "int8"), (NotCompared, "window=5,heads=101"), (Compared, "fp16")]
-    assert "1 digits, one per key head" in found.not_compared[0].reason
+    assert "1 digit, one per key head" in found.not_compared[0].reason
     assert [len(row.kl) for row in found.compared] == [3, 3]
 
 

@@ -45,7 +45,7 @@ test-peers: $(VENV)/.peers
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/lint-imports
 	@$(BIN)/pyright
 

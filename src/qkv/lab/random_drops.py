@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qkv.models import Model
 from qkv.models.watching import watch
 
-P = 16
+P = 32
 """Tokens of a page: a cache drops some when it holds so many more than its budget."""
 
 
@@ -50,11 +50,11 @@ def random_sight(budget: int, steps: Sequence[int], draw: np.random.Generator) -
 
     Examples
     --------
-    Of 18 tokens, a page more than the budget, two are kept; the next one sees these and itself:
+    Of 34 tokens, a page more than the budget, two are kept; the next one sees these and itself:
 
-    >>> sight = random_sight(budget=2, steps=[18, 1], draw=np.random.default_rng(0))
-    >>> int(sight[17].sum()), int(sight[18].sum())
-    (18, 3)
+    >>> sight = random_sight(budget=2, steps=[34, 1], draw=np.random.default_rng(0))
+    >>> int(sight[33].sum()), int(sight[34].sum())
+    (34, 3)
     """
     T = sum(steps)
     sight, kept = np.zeros((T, T), bool), np.arange(0)

@@ -21,10 +21,21 @@ POLICIES: Mapping[str, str] = {
     "snapkv": "snapkv={}",
     "knorm": "knorm={}",
 }
-"""What they are called here, and their policies for a budget."""
+"""What they are called here, and their policies for a budget; pages are `P` long."""
 
 BY_SCORE = ("h2o", "h2o_decay", "tova", "snapkv", "knorm")
 """Those that weigh tokens."""
+
+
+def policy_for(budget: int, policy: str) -> str:
+    """Return a policy with its budget and pages.
+
+    Examples
+    --------
+    >>> policy_for(64, "h2o={}:sum")
+    'h2o=64:sum,page=32'
+    """
+    return f"{policy.format(budget)},page={P}"
 
 
 def read_dropping(
@@ -32,7 +43,7 @@ def read_dropping(
 ) -> Reading:
     """Read a text a page at a time under a policy for a budget; at random where there is none."""
     if policy is not None:
-        return read(model, text, policy.format(budget), chunk=P)
+        return read(model, text, policy_for(budget, policy), chunk=P)
     steps = [P] * (len(text) // P) + [len(text) % P] * (len(text) % P > 0)
     return Reading(log_softmax(logits_at_random(model, text, budget, steps, draw)), 0)
 
@@ -47,7 +58,7 @@ def found_pairs(
 ) -> float:
     """Return the share of right answers under a policy for a budget; at random where there is none."""
     if policy is not None:
-        right = answers_right(model, questions, policy.format(budget), sees_question=sees_question)
+        right = answers_right(model, questions, policy_for(budget, policy), sees_question=sees_question)
         return float(right.mean())
     question = questions.ids[:, -QUESTION:]
     rows = np.concatenate([questions.ids, question], axis=1) if sees_question else questions.ids

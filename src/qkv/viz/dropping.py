@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 BUDGET = Words("budget: tokens kept per key head (S)", "预算：每个键头保留的 token 数（S）")
 LOSS = Words("text: KL in nats per token", "文本：每个 token 的 KL（nat）")
-FOUND = Words("pairs found: question after → before the drop", "找回键值对：丢弃之后 → 之前提问")
+FOUND = Words("pairs found if asked\nafter → before the drop", "找回键值对：\n丢弃之后 → 之前提问")
 POLICIES = {
     "random": (Words("at random", "随机"), "k--"),
     "latest": (Words("the latest", "最近的"), "k:"),
@@ -37,7 +37,8 @@ def draw_dropping(result: Result, axes: "Axes", language: Language = "en") -> No
     axes.set_ylabel(LOSS.say(language))
     axes.grid(alpha=0.3)
     has_pairs = "random_blind" in result.numbers
-    axes.legend(title=FOUND.say(language) if has_pairs else None, fontsize="small", title_fontsize="small")
+    title = FOUND.say(language) if has_pairs else None
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), title=title, fontsize="small", frameon=False)
 
 
 def found(result: Result, name: str) -> str:

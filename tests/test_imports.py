@@ -61,7 +61,9 @@ def test_a_plan_is_arithmetic_on_a_config_alone():
     packages, modules = loaded_by("import qkv; qkv.plan('llama-3-8b', users=100, context=4096)")
     assert not packages & OTHERS
     assert of(modules) == {"planner", "models", "errors"}
-    assert {name for name in modules if name.startswith("qkv.models")} == {"qkv.models", "qkv.models.config"}
+    assert {name for name in modules if name.startswith("qkv.models.")} == {
+        *("qkv.models.config", "qkv.models.weights"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,15 @@ def test_tokens_beyond_the_context_are_not_asked_for(qkv, folder):
     assert qkv("generate", "ab", "--model", folder, "--cache-budget", budget, "--max-tokens", 10_000)[0] == 0
 
 
+def test_what_falls_behind_the_models_own_window_is_not_counted(qkv, tmp_path):
+    """A window of 8 is two pages of 4 tokens, and a third while the next one fills."""
+    folder = tiny_models.write_model(tmp_path, "mistral", vocab_size=263, sliding_window=8)
+    tiny_models.write_tokenizer(folder)
+    arguments = ("generate", "ab", "--model", folder, "--max-tokens", 40, "--cache", "page=4")
+    pages = 3 * 10_752 // 4
+    assert [qkv(*arguments, "--cache-budget", f"{pages - less}B")[0] for less in (0, 1)] == [0, 2]
+
+
 FULL_AT_31 = ("generate", "a" * 9, "--cache", "int4", "--cache-budget", "21504 bytes", "--max-tokens", 23)
 """31 tokens on the way to a page of 32 take 21,504 bytes in float32; to encode them takes some more."""
 

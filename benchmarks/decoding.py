@@ -6,7 +6,7 @@ over rounds of ratios within a round, in brackets the quartiles. Libraries that 
 out. The models are written to FOLDER (1.8 GB) where they are not there yet.
 """
 
-import sys
+import argparse
 import time
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ from qkv.kernels.host import num_threads
 from qkv.models.weights import weight_nbytes
 
 ROUNDS = 5
+KINDS = "decode", "prefill", "texts"
 PROMPT, NEW = 32, 32
 LONG_PROMPT = 512
 TEXTS = 8
@@ -55,15 +56,17 @@ def write_models(folder):
     return folder
 
 
-def load_all(folder):
-    """Return every library's model by its name."""
-    ways = {
-        "qkv float32": Qkv(folder / "float32"),
-        "qkv bf16": Qkv(folder / "bf16"),
-        "qkv int8": Qkv(folder / "float32", "int8"),
-    }
+def load_all(folder, kinds):
+    """Return every library's model by its name, as far as something is to be measured of it."""
+    float32, small = "qkv float32", {"decode", "texts"} & set(kinds)
+    ways = {float32: Qkv(folder / "float32")}
+    if small:
+        ways |= {"qkv bf16": Qkv(folder / "bf16"), "qkv int8": Qkv(folder / "float32", "int8")}
+    if kinds == ["texts"]:
+        return ways
     if find_spec("llama_cpp"):
-        ways |= {f"llama.cpp {kind}": LlamaCpp(folder / f"{kind}.gguf", LARGE.context) for kind in GGUF_KINDS}
+        files = {kind: folder / f"{kind}.gguf" for kind in (GGUF_KINDS if small else ["f32"])}
+        ways |= {f"llama.cpp {kind}": LlamaCpp(path, LARGE.context) for kind, path in files.items()}
     if find_spec("transformers") and find_spec("torch"):
         ways["transformers float32"] = Transformers(folder / "float32")
     return ways
@@ -77,10 +80,10 @@ def check_alike(ways, ids):
         assert off < (1e-2 if "32" in name else 0.2), f"{name} is off by {off:.1%}"
 
 
-def time_decoding(ways, ids):
+def time_decoding(ways, ids, rounds):
     """Return seconds per token of each way, for each round."""
     times = {name: [] for name in ways}
-    for _ in range(ROUNDS + 1):  # the first is to warm up
+    for _ in range(rounds + 1):  # the first is to warm up
         for name, way in ways.items():
             way.begin(ids, NEW)
             wait_until_idle()
@@ -90,8 +93,8 @@ def time_decoding(ways, ids):
     return {name: tuple(seconds[1:]) for name, seconds in times.items()}
 
 
-def time_prefill(ways, ids):
-    return Stopwatch(ROUNDS).time_in_turn({name: partial(way.read, ids) for name, way in ways.items()})
+def time_prefill(ways, ids, rounds):
+    return Stopwatch(rounds).time_in_turn({name: partial(way.read, ids) for name, way in ways.items()})
 
 
 def run_texts(model, prompts, max_batch):
@@ -102,13 +105,13 @@ def run_texts(model, prompts, max_batch):
     engine.run()
 
 
-def time_texts(ways, prompts):
+def time_texts(ways, prompts, rounds):
     runs = {}
     for name, way in ways.items():
         weights = name.removeprefix("qkv ")
         runs[f"at once, {weights}"] = partial(run_texts, way.model, prompts, TEXTS)
         runs[f"one by one, {weights}"] = partial(run_texts, way.model, prompts, 1)
-    return Stopwatch(max(2, ROUNDS // 2)).time_in_turn(runs)
+    return Stopwatch(rounds).time_in_turn(runs)
 
 
 def speeds(title, times, num_tokens, nbytes):
@@ -136,29 +139,33 @@ def ratios(times):
     return table
 
 
-def main(folder, *kinds):
-    rng = np.random.default_rng(0)
-    folder = write_models(folder)
-    ways = load_all(folder)
+def main():
+    parser = argparse.ArgumentParser(description="qkv beside llama.cpp and transformers")
+    parser.add_argument("folder", type=Path, help="where the models are, or are written to")
+    parser.add_argument("kinds", nargs="*", default=list(KINDS), help=f"what to measure: {', '.join(KINDS)}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="2 or more")
+    options = parser.parse_args()
+    kinds, rounds, rng = options.kinds, options.rounds, np.random.default_rng(0)
+    ways = load_all(write_models(options.folder), kinds)
     ours = {name: way for name, way in ways.items() if isinstance(way, Qkv)}
     nbytes = {name: weight_nbytes(way.model) for name, way in ours.items()}
     check_alike(ways, rng.integers(0, LARGE.V, PROMPT).tolist())
     console, times = Console(width=110), {}
-    if not kinds or "decode" in kinds:
-        times["decode"] = time_decoding(ways, rng.integers(0, LARGE.V, PROMPT).tolist())
+    if "decode" in kinds:
+        times["decode"] = time_decoding(ways, rng.integers(0, LARGE.V, PROMPT).tolist(), rounds)
         title = f"one text, {NEW} tokens behind {PROMPT}, {num_threads()} threads"
         console.print(speeds(title, times["decode"], 1, nbytes))
-    if not kinds or "prefill" in kinds:
+    if "prefill" in kinds:
         float32 = {name: way for name, way in ways.items() if "32" in name}
-        times["prefill"] = time_prefill(float32, rng.integers(0, LARGE.V, LONG_PROMPT).tolist())
+        times["prefill"] = time_prefill(float32, rng.integers(0, LARGE.V, LONG_PROMPT).tolist(), rounds)
         console.print(speeds(f"a prompt of {LONG_PROMPT} tokens", times["prefill"], LONG_PROMPT, {}))
-    if not kinds or "texts" in kinds:
+    if "texts" in kinds:
         prompts = rng.integers(0, LARGE.V, (TEXTS, PROMPT)).tolist()
-        times["8 texts"] = time_texts(ours, prompts)
+        times["8 texts"] = time_texts(ours, prompts, rounds)
         title = f"{TEXTS} texts, each {NEW} tokens behind {PROMPT}"
         console.print(speeds(title, times["8 texts"], TEXTS * NEW, {}))
     console.print(ratios(times))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from qkv.cache import ContiguousCache, PagePool
+from qkv.cache import ContiguousCache, PagedCache, PagePool
 from qkv.errors import CacheFull
 from qkv.kernels.decode_step import DecodeStep
 from qkv.kernels.host import set_num_threads
@@ -103,6 +103,19 @@ def test_other_caches_tokens_and_backends_take_the_long_way(llama, runs):
     assert runs == []
     llama.next_logits([[3]] * MOST_TEXTS, many.rows(range(MOST_TEXTS)))
     assert runs == [MOST_TEXTS]
+
+
+def test_what_a_cache_of_its_own_does_in_append_is_not_passed_over(llama, runs):
+    class Counting(PagedCache):
+        appended = 0
+
+        def append(self, *arguments, **options):
+            self.appended += 1
+            super().append(*arguments, **options)
+
+    cache = Counting(llama.cache_shape)
+    read(llama, cache)
+    assert (runs, cache.appended) == ([], 3 * 8)
 
 
 @pytest.mark.parametrize("length", [16, 19])

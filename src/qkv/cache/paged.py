@@ -226,7 +226,8 @@ class PagedCache:
             If an interrupted step has evicted tokens.
         """
         plain = self._takes_at_once and self.policy.element == "float32" and not self.shape.shares_values
-        if num_tokens != 1 or not plain or not is_compiled():
+        # A class of its own may do more in `append` and `attend`, which would be passed over.
+        if num_tokens != 1 or not plain or type(self) is not PagedCache or not is_compiled():
             return None
         return self._step(windows)
 

@@ -1,5 +1,7 @@
 """How many bytes a cache will take, from sizes and policy alone, before anything is allocated."""
 
+from functools import cache
+
 import numpy as np
 
 from qkv.cache.contiguous import CacheShape
@@ -10,6 +12,7 @@ from qkv.cache.tables import Counts
 from qkv.cache.windows import head_windows, pages_behind
 
 
+@cache
 def page_layout(shape: CacheShape, policy: Policy) -> PageLayout:
     """Return the layout of a policy's pages for a model's keys and values."""
     return PageLayout(

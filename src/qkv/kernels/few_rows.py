@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import Tile
 from qkv.kernels.launch import address
-from qkv.kernels.memory import instruction, integer_at, moved, number_at, pointer, put_number
+from qkv.kernels.matmul import ELEMENT_TYPES
+from qkv.kernels.memory import instruction, integer_at, moved, number_at, pointer, pointer_to, put_number
 from qkv.kernels.panel_products import panel_product
 from qkv.kernels.panels import Form, PackedWeight
 from qkv.kernels.program import Call
@@ -54,8 +55,6 @@ MOST_ROWS = 32
     COLUMNS,  # E_out
     NUM_WORDS,
 ) = range(14)
-
-ELEMENT_TYPES = {"float32": types.float32, "bfloat16": types.uint16, "int8": types.int8}
 
 
 def product_call(
@@ -92,7 +91,7 @@ def product_call(
 @cache
 def _product_worker(tile: Tile, form: Form) -> Any:
     columns = tile.columns
-    panel_at, room = _pointer_to(ELEMENT_TYPES[form]), _room(2 * MOST_ROWS * columns)
+    panel_at, room = pointer_to(ELEMENT_TYPES[form]), _room(2 * MOST_ROWS * columns)
     many = panel_product(tile.rows, tile.vectors, tile.width)
     four, two, one = (panel_product(rows, tile.vectors, tile.width, panels=2) for rows in (4, 2, 1))
 
@@ -140,19 +139,6 @@ def _product_worker(tile: Tile, form: Form) -> Any:
             finish(call, beside, panel + 1)
 
     return multiply_pair
-
-
-def _pointer_to(element: Any) -> Any:
-    """Make the function that takes an address, an integer, as a pointer to elements of a type."""
-
-    @instruction
-    def pointer_to(typing_context: Any, start: Any) -> Any:
-        def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_data_type(element).as_pointer())
-
-        return types.CPointer(element)(types.intp), write
-
-    return pointer_to
 
 
 def _room(count: int) -> Any:

@@ -58,10 +58,13 @@ def predicted_nbytes(
     7569408
     """
     layout = page_layout(shape, policy)
+    open_nbytes = layout.while_filling.nbytes
+    if policy.keeps_all and model_windows is None:
+        full, rest = divmod(num_tokens, layout.P)
+        return shape.num_layers * shape.num_kv_heads * (full * layout.nbytes + (rest > 0) * open_nbytes)
     held = held_tokens(shape, policy, num_tokens, num_tokens if prompt_tokens is None else prompt_tokens)
     full, rest = np.divmod(held, layout.P)
     num_pages = full - dropped_pages(shape, policy, num_tokens, model_windows)
-    open_nbytes = layout.while_filling.nbytes
     return int(num_pages.sum()) * layout.nbytes + int((rest > 0).sum()) * open_nbytes
 
 

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from math import isfinite
 from typing import Any, Self
 
@@ -134,6 +135,16 @@ class Result:
         """Return the result as plain values, for JSON."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        """Show the numbers and what they depend on in a notebook."""
+        rows = ((name, f"{one:.4g}", _quartiles(one)) for name, one in self.numbers.items())
+        cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+        headings = "".join(f"<th>{name}</th>" for name in ("number", "median", "quartiles"))
+        lines = f"<tr>{headings}</tr>" + "".join(f"<tr>{line}</tr>" for line in cells)
+        reason = "" if self.reason is None else f"<p>{escape(self.reason.en)}</p>"
+        made = f"{self.experiment} {self.pace}, seed {self.seed}, {self.seconds:.1f} s, {self.machine.line()}"
+        return f"<table><caption>{escape(made)}</caption>{lines}</table>{reason}"
+
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Result":
         """Return the result whose record this is, also after it has been JSON."""
@@ -142,3 +153,8 @@ class Result:
         machine, conditions = Machine(**record["machine"]), tuple(record["conditions"])
         parts = {"numbers": numbers, "reason": reason, "machine": machine, "conditions": conditions}
         return cls(**{**record, **parts})
+
+
+def _quartiles(number: Number) -> str:
+    low, high = number.low, number.high
+    return "" if low is None or high is None else f"{low:.4g} – {high:.4g}"

@@ -12,7 +12,7 @@ from typer.main import get_command
 from qkv.app.cli.status import BAD_INPUT, INTERRUPTED
 from qkv.errors import QKVError
 
-COMMANDS = ("generate", "compare", "plan", "tokens", "train", "lab", "bench")
+COMMANDS = ("generate", "attend", "compare", "plan", "tokens", "train", "lab", "bench")
 """Each is a module beside this one, with a function of the same name."""
 
 

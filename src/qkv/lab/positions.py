@@ -304,8 +304,8 @@ POSITIONS = Experiment(
                 "任何头都不超过 {text_most_first:.1%}",
             ),
             needs=Words(
-                "it is said of the end, or of short texts: over {T:.0f} tokens this model's attention has left "
-                "the first ones",
+                "it is said of the end, or of short texts: over {T:.0f} tokens this model's attention has "
+                "left the first ones",
                 "说的是结尾，或者文本很短：到 {T:.0f} 个 token 时，这个模型的注意力已离开开头",
             ),
         ),

@@ -117,14 +117,14 @@ class KernelDispatcher(CPUDispatcher):
             finally:
                 KernelDispatcher.depth -= 1
 
-    def add_overload(self, result: Any) -> None:
+    def add_overload(self, cres: Any) -> None:
         """Take in what was compiled; what has no way in from Python must not be found from there."""
         if not self.targetoptions["no_cpython_wrapper"]:
-            super().add_overload(result)
+            super().add_overload(cres)
             return
-        types = tuple(result.signature.args)
+        types = tuple(cres.signature.args)
         self.parts.add(types)
-        self.overloads[types] = result
+        self.overloads[types] = cres
 
 
 class ParallelKernel:

@@ -37,7 +37,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import types
+from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
 from qkv.errors import ShapeError

@@ -61,8 +61,9 @@ models: $(VENV)/.core
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/qkv train build/shakespeare --out build/verse --preset small \
 		--hold-out tempest --hold-out twelfth_night --stored float16 --source "$(SHAKESPEARE)"
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python recipes/recall.py build/recall
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python recipes/recall.py build/recall-recent --recent
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python recipes/siblings.py build/shakespeare build/siblings
-	@for name in verse recall siblings/mha siblings/gqa siblings/mqa; do mkdir -p $(TRAINED)/$$name && \
+	@for name in verse recall recall-recent siblings/mha siblings/gqa siblings/mqa; do mkdir -p $(TRAINED)/$$name && \
 		cp build/$$name/*.json build/$$name/README.md build/$$name/model.safetensors $(TRAINED)/$$name/; done
 	@cp build/siblings/held_out.json $(TRAINED)/siblings/
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NUMBERED = ["01_formula.py", "02_masks.py", "03_heads.py", "04_kv_cache.py", "05_model.py"]
+NUMBERED = ["01_formula.py", "02_masks.py", "03_heads.py", "04_kv_cache.py", "05_model.py", "06_pictures.py"]
 
 
 def run_example(file, *words, folder=None):
@@ -94,3 +94,20 @@ def test_model_example_writes_looks_and_counts():
     (head,) = (line for line in lines if line.startswith("layer "))
     assert "of its attention on the token before" in head
     assert lines[-1].endswith("times as fast, the same text")
+
+
+def test_pictures_example_draws_three_files_and_prints_who_shares_which_pages(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'qkv[viz]'")
+    lines = run_example("06_pictures.py", str(tmp_path))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["pages.png", "strategies.png", "timeline.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in tmp_path.iterdir())
+    assert "bytes measured as predicted at 90 of 90 steps" in lines
+    rows = {
+        name: line
+        for line in lines
+        for name in ("first ", "begins alike ", "fork of ")
+        if line.startswith(name)
+    }
+    first, alike, fork = (re.findall(r"(\d+)[×←](\d+)", row) for row in rows.values())
+    assert first[0] == alike[0] == fork[0] and first[0][1] == "4"  # with the index that knows it
+    assert first[-2] == fork[-3] and fork[-2][1] == first[-1][0]  # the last page of the first was copied

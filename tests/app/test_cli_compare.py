@@ -5,6 +5,7 @@ import json
 import re
 import sys
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -117,9 +118,10 @@ def table_of(tokenizer, begin: int, divergence: Divergence) -> str:
         "nbytes": 7,
         "peak_nbytes": 11,
     }
-    seconds = {"dropped_tokens": 0, "prefill_seconds": 1.0, "decode_seconds": 1.0}
-    full = Compared(Policy(), divergence=None, **figures, **seconds)
-    row = Compared(Policy("int8"), divergence=divergence, **figures, **seconds)
+    figures |= {"dropped_tokens": 0, "prefill_seconds": 1.0, "decode_seconds": 1.0}
+    figures |= {"held": np.ones((1, 1, 5), bool)}
+    full = Compared(Policy(), divergence=None, **figures)
+    row = Compared(Policy("int8"), divergence=divergence, **figures)
     console = Console(file=io.StringIO(), width=100)
     console.print(comparison_table(Comparison((begin,), (40,) * 5, full, (row,)), tokenizer))
     assert isinstance(console.file, io.StringIO)
@@ -225,6 +227,31 @@ def test_json_is_one_object_with_every_figure(qkv, folder):
     assert first["expected"] != first["chosen"]
     assert unfit["policy"] == "latent" and "latent attention" in unfit["error"]
     assert record["full"]["first_divergence"] is None
+
+
+# A picture
+
+
+def test_a_picture_is_drawn_beside_the_table_where_one_is_asked_for(qkv, folder, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'qkv[viz]'")
+    options = ("compare", "abcdefg", "--model", folder, "--max-tokens", 23, "--cache", "h2o=11")
+    status, out, err = qkv(*options, "--plot", tmp_path / "policies.png")
+    assert (status, err, list(rows_of(out))) == (0, "", ["full,", "h2o=11"])
+    assert (tmp_path / "policies.png").read_bytes().startswith(b"\x89PNG")
+    status, out, err = qkv(*options, "--plot", tmp_path / "policies.svg", "--json")
+    assert (status, err, json.loads(out)["text_tokens"]) == (0, "", 23)
+    assert "<svg" in (tmp_path / "policies.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [("policies.odd", ".png, .svg or .pdf"), ("missing/policies.png", "folder that exists"), ("", "--plot")],
+)
+def test_a_picture_that_cannot_be_drawn_is_one_line_before_anything_runs(qkv, tmp_path, file, named):
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'qkv[viz]'")
+    status, out, err = qkv("compare", "ab", "--model", "no-such-model", "--plot", tmp_path / file)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and err.count("\n") == 1 and named in err
 
 
 # Weights

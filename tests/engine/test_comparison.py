@@ -44,7 +44,7 @@ class ScriptedModel:
         cache.attend(0, k)
         return np.asarray(self.script[str(cache.policy)][len(given) - 1], np.float32)
 
-    def logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
+    def logits(self, ids: Any, cache: StepCache | None = None, mask: Any = None) -> np.ndarray:
         raise AssertionError("comparing needs the last logits only")
 
     def hidden(self, ids: Any, cache: StepCache | None = None) -> np.ndarray:
@@ -359,6 +359,17 @@ def test_bytes_are_those_at_the_end_and_at_most():
     page = 4 * (4 + 4 + 4 + 4)  # a key, a value, a position and a score for each token
     assert (row.peak_nbytes, row.nbytes) == (10 * page, 3 * page)
     assert row.dropped_tokens == 37 - 9
+
+
+def test_what_a_policy_still_holds_is_told_of_every_token_that_was_fed():
+    """7 tokens of a prompt and 2 of 3 of the text; the first stays, and of the rest the last two."""
+    rows = [odds(0.75, 0.25)] * 3
+    model = ScriptedModel({"": rows, "sinks=1,streaming=3,page=1": rows})
+    found = compare(model, PROMPT, ["sinks=1,streaming=3,page=1"], max_tokens=3)
+    assert found.full.held.tolist() == [[[True] * 9]]
+    assert only(found).held.astype(int).tolist() == [[[1, 0, 0, 0, 0, 0, 0, 1, 1]]]
+    with pytest.raises(ValueError, match="read-only"):
+        only(found).held[0, 0, 0] = False
 
 
 def test_speed_is_tokens_over_the_time_spent_in_the_model():

@@ -1,8 +1,9 @@
 """What a comparison of cache policies and weights finds: numbers, before anyone draws them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qkv.cache import Policy
 
@@ -46,6 +47,9 @@ class Compared:
         What an eviction dropped, summed over layers and key heads.
     prefill_seconds, decode_seconds : float
         Spent in the model on the prompt, and on all tokens of the text that were fed, one by one.
+    held : (L, G, S) bool
+        Which tokens each key head holds at the end, of those that were fed: all of prompt and text but the
+        last. Not to be written to.
     weights : str
         The name of another model that ran in the model's place, such as "int8"; empty for the model itself.
     """
@@ -60,6 +64,7 @@ class Compared:
     dropped_tokens: int
     prefill_seconds: float
     decode_seconds: float
+    held: NDArray[np.bool_] = field(compare=False, repr=False)
     weights: str = ""
 
     @property

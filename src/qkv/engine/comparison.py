@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache import PagedCache, Policy
+from qkv.cache.occupancy import held_mask
 from qkv.engine.compared import Compared, Comparison, Divergence, NotCompared
 from qkv.engine.generation import require_tokenizer, room_behind
 from qkv.errors import NumericError, OptionError, PromptError, QKVError
@@ -217,6 +218,8 @@ class _Follower:
 
     def result(self) -> Compared:
         """Return what was found."""
+        held = held_mask(self._cache)
+        held.flags.writeable = False
         return Compared(
             policy=self.policy,
             kl=tuple(self._kl),
@@ -228,6 +231,7 @@ class _Follower:
             dropped_tokens=sum(dropped.positions.size for dropped in self._cache.drops[0]),
             prefill_seconds=self._seconds[0],
             decode_seconds=sum(self._seconds[1:]),
+            held=held,
             weights=self.weights,
         )
 

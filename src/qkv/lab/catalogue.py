@@ -4,14 +4,19 @@ from typing import Any
 
 from qkv.lab.caching import CACHING
 from qkv.lab.causality import CAUSALITY
+from qkv.lab.chunking import CHUNKING
 from qkv.lab.codes import CODES_IN_CACHE
 from qkv.lab.dropping import DROPPING
 from qkv.lab.experiment import Experiment
 from qkv.lab.heads import HEADS
 from qkv.lab.importance import IMPORTANCE
+from qkv.lab.key_heads import KEY_HEADS_SHARED
+from qkv.lab.positions import POSITIONS
 from qkv.lab.quadratic import QUADRATIC
+from qkv.lab.redundancy import REDUNDANCY
 from qkv.lab.scaling import SCALING
 from qkv.lab.utilisation import UTILISATION
+from qkv.lab.variants import VARIANTS
 from qkv.lab.windows import WINDOWS
 
 EXPERIMENTS: tuple[Experiment[Any], ...] = (
@@ -20,9 +25,14 @@ EXPERIMENTS: tuple[Experiment[Any], ...] = (
     HEADS,
     CACHING,
     IMPORTANCE,
+    POSITIONS,
     QUADRATIC,
     CODES_IN_CACHE,
+    KEY_HEADS_SHARED,
     WINDOWS,
     DROPPING,
     UTILISATION,
+    CHUNKING,
+    REDUNDANCY,
+    VARIANTS,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from qkv.bench.stopwatch import Stopwatch
-from qkv.lab.trained import recall_model, text_model
+from qkv.lab.trained import recall_model, recent_recall_model, text_model
 from qkv.models import Model
 
 
@@ -21,7 +21,9 @@ class Instruments:
     stopwatch : Stopwatch
         Its clock and its rests may be others.
     text_model, recall_model : callable
-        Return the two models that come with qkv: one writes text, one finds what it has read.
+        Return two models that come with qkv: one writes text, one finds what it has read.
+    recent_recall_model : callable
+        Returns the second's twin, which was asked in training mostly for what it had read last.
 
     Examples
     --------
@@ -36,6 +38,7 @@ class Instruments:
     stopwatch: Stopwatch = field(default_factory=lambda: Stopwatch(pairs=7))
     text_model: Callable[[], Model] = text_model
     recall_model: Callable[[], Model] = recall_model
+    recent_recall_model: Callable[[], Model] = recent_recall_model
 
     def generator(self, *purpose: str | int) -> np.random.Generator:
         """Return random numbers that depend on the seed and on what they are for, and on nothing else."""

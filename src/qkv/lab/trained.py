@@ -1,4 +1,4 @@
-"""The two trained models that come with qkv, read once."""
+"""The trained models that come with qkv, read once."""
 
 from functools import cache
 
@@ -41,6 +41,17 @@ def recall_model() -> Model:
         If it is not there.
     """
     return _shipped("recall")
+
+
+def recent_recall_model() -> Model:
+    """Return its twin that was asked in training mostly for what it had read last.
+
+    Raises
+    ------
+    NotTestable
+        If it is not there.
+    """
+    return _shipped("recall-recent")
 
 
 @cache

@@ -36,10 +36,10 @@ def load(folder: str | Path = "verse", weights: Weights = "as stored") -> Llama 
     Parameters
     ----------
     folder : str or Path
-        ``"verse"`` and ``"recall"`` are the models that come with qkv; a folder of one's own that has
-        such a name is given as ``./verse``. It holds config.json, safetensors (one file or shards with
-        an index), and for text a tokenizer.json. float32, float16 and bfloat16 weights are read;
-        quantised ones are refused.
+        ``"verse"``, ``"recall"`` and what else `qkv.models.shipped` names come with qkv; a folder of
+        one's own that has such a name is given as ``./verse``. It holds config.json, safetensors (one
+        file or shards with an index), and for text a tokenizer.json. float32, float16 and bfloat16
+        weights are read; quantised ones are refused.
     weights : "as stored", "float32", "bf16" or "int8"
         How matrices are kept in memory: `qkv.models.weights` has the table. Results are float32 always.
 

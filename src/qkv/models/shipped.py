@@ -4,8 +4,10 @@ from pathlib import Path
 
 from qkv.errors import CheckpointError
 
-SHIPPED = ("verse", "recall")
-"""``verse`` writes like Shakespeare; ``recall`` repeats sequences and looks up values by their keys."""
+SHIPPED = ("verse", "recall", "recall-recent", "siblings/mha", "siblings/gqa", "siblings/mqa")
+"""``verse`` writes like Shakespeare; ``recall`` repeats sequences and looks up values by their keys;
+``recall-recent`` is its twin that was asked mostly for what came last. The three siblings are smaller than
+``verse``, and differ in their key heads alone."""
 
 
 def folder_of(name: str | Path) -> Path:

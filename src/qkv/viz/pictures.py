@@ -10,13 +10,18 @@ from qkv.errors import OptionError
 from qkv.lab import Language, Result
 from qkv.viz.caching import draw_caching
 from qkv.viz.causality import draw_causality
+from qkv.viz.chunking import draw_chunking
 from qkv.viz.codes import draw_codes
 from qkv.viz.dropping import draw_dropping
 from qkv.viz.heads import draw_heads
 from qkv.viz.importance import draw_importance
+from qkv.viz.key_heads import draw_key_heads
+from qkv.viz.positions import draw_positions
 from qkv.viz.quadratic import draw_quadratic
+from qkv.viz.redundancy import draw_redundancy
 from qkv.viz.scaling import draw_scaling
 from qkv.viz.utilisation import draw_utilisation
+from qkv.viz.variants import draw_variants
 from qkv.viz.windows import draw_windows
 
 if TYPE_CHECKING:
@@ -31,11 +36,16 @@ PICTURES: Mapping[str, Draw] = {
     "c": draw_heads,
     "d": draw_caching,
     "e": draw_importance,
+    "f": draw_positions,
     "g": draw_quadratic,
     "h": draw_codes,
+    "i": draw_key_heads,
     "j": draw_windows,
     "k": draw_dropping,
     "l": draw_utilisation,
+    "m": draw_chunking,
+    "n": draw_redundancy,
+    "o": draw_variants,
 }
 """By the letters of the experiments."""
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from qkv.app.cli.compare_report import as_record, comparison_table, heading, notes
 from qkv.app.cli.loading import load_model, warm_up
+from qkv.app.cli.train import require_drawing
 from qkv.cache import Policy
 from qkv.engine.comparison import Step
 from qkv.engine.comparison import compare as compare_policies
@@ -19,6 +20,9 @@ from qkv.engine.generation import require_tokenizer
 from qkv.errors import OptionError
 from qkv.models import Model
 from qkv.models.weights import Weights, form_of, weight_nbytes
+
+if TYPE_CHECKING:
+    from qkv.engine.compared import Comparison
 
 
 def compare(
@@ -42,12 +46,18 @@ def compare(
     max_tokens: Annotated[
         int | None, typer.Option(help="How many tokens to compare: 128, or all of --text.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw what each policy keeps, and each token's KL, to a .png, .svg or .pdf file."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run cache policies and weights side by side on PROMPT; say what each costs against the full cache.
 
     All read the same tokens: those that the full float32 cache makes most likely, or those of a text.
     """
+    if plot is not None:
+        require_drawing(plot)
     policies = None if cache is None and weights is None else [_policy(one) for one in cache or ()]
     forms: list[Weights] = [_weights(one) for one in weights or ()]
     continuation = None if text is None else _read(text)
@@ -66,6 +76,8 @@ def compare(
             others=others,
             on_step=_showing(progress),
         )
+    if plot is not None:
+        draw(found, plot)
     tokenizer = require_tokenizer(loaded)
     nbytes = {name: weight_nbytes(one) for name, one in {"": loaded, **others}.items()}
     if as_json:
@@ -77,6 +89,14 @@ def compare(
     console.print(comparison_table(found, tokenizer))
     for line in notes(found, nbytes):
         console.print(Text(line, "dim"), soft_wrap=True)
+
+
+def draw(found: "Comparison", path: Path) -> None:
+    """Draw a comparison to a file; the drawing library is loaded only here."""
+    from qkv.viz.memory import save
+    from qkv.viz.strategies import strategies_figure
+
+    save(strategies_figure(found), path)
 
 
 def _policy(text: str) -> Policy:

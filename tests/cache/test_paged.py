@@ -217,3 +217,14 @@ def test_bytes_without_windows_are_those_with_windows_that_hide_nothing(element:
     assert predicted_nbytes(shape, policy, num_tokens) == predicted_nbytes(
         shape, policy, num_tokens, model_windows=wide
     )
+
+
+def test_a_fork_that_is_given_nothing_still_shares_its_page_under_way():
+    parent, fresh = one_head("page=3"), one_head("page=3")
+    read(parent, [1, 2, 3, 4])
+    child, nothing = parent.fork(), np.ones((1, 1, 0, parent.shape.head_dim), np.float32)
+    child.append(0, nothing, nothing)
+    child.check_integrity()
+    read(child, [9])
+    read(fresh, [1, 2, 3, 4])
+    assert read(parent, [5]) == read(fresh, [5])

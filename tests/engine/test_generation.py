@@ -53,7 +53,7 @@ class ScriptedModel:
         logits[self.script[len(self.given) - 1]] = 9.0
         return logits
 
-    def logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
+    def logits(self, ids: Any, cache: StepCache | None = None, mask: Any = None) -> np.ndarray:
         raise AssertionError("generating needs the last logits only")
 
     def hidden(self, ids: Any, cache: StepCache | None = None) -> np.ndarray:

@@ -193,6 +193,13 @@ CAUSALITY = Experiment(
         "因果掩码确保每个 token 只能关注它自己和之前的 token，不能偷看未来。",
     ),
     source="Vaswani et al. 2017, section 3.2.3; the article, sections 2.1 and 2.3",
+    elsewhere=Words(
+        (
+            "How much of its attention a class without a mask spends on the future depends on its "
+            "random weights: 44 to 54 % in our tries."
+        ),
+        ("没有掩码的类把多少注意力放在未来，取决于随机权重：我们试过的在 44 % 到 54 % 之间。"),
+    ),
     quick=Causality(),
     full=Causality(T=499, seeds=11, chunk=31),
     measure=measure,

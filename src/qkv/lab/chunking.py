@@ -202,6 +202,17 @@ CHUNKING = Experiment(
         "对于长文档，应分块处理再汇总，而不是把全文直接塞进上下文。",
     ),
     source="Chang et al. 2024 (BooookScore); Liu et al. 2023; the article, section 3.2",
+    elsewhere=Words(
+        (
+            "A model of this size cannot summarise, so looking facts up stands for it. Told once, "
+            "twice as many facts as in training are still found whole for the most part; told four "
+            "times they are not. How steeply a model falls beyond its training is its own."
+        ),
+        (
+            "这么小的模型不会写摘要，所以用查找事实来代替。事实是训练时的两倍、各说一遍时，整篇读大多"
+            "还找得到；各说四遍就不行了。超出训练长度后跌得多快，因模型而异。"
+        ),
+    ),
     quick=Chunking(),
     full=Chunking(rows=512, long_rows=128, long_sizes=(4, 8, 16, 32, 64, 128, 256)),
     measure=measure,

@@ -117,6 +117,17 @@ CODES_IN_CACHE = Experiment(
         "把 KV 缓存从 FP16 降为 INT8 或 FP8，内存减半，精度损失极小。",
     ),
     source="Liu et al. 2024 (KIVI); Hooper et al. 2024 (KVQuant); the article, section 2.5",
+    elsewhere=Words(
+        (
+            "KIVI gives keys a step per channel because channels of large models have outliers; a "
+            "small model has none, and gains nothing by it. FP8 loses more than INT8: it has fewer "
+            "digits."
+        ),
+        (
+            "KIVI 按通道量化 key，是因为大模型有离群通道；小模型没有，也就没有好处。FP8 比 INT8 损失"
+            "大：有效位更少。"
+        ),
+    ),
     quick=Codes(),
     full=Codes(texts=15, T=512, rows_each=8),
     measure=measure,

@@ -153,6 +153,19 @@ DROPPING = Experiment(
         "KV 缓存可以压缩：动态丢弃不重要的 token 或 K/V 头，减少内存占用。",
     ),
     source="Zhang et al. 2023 (H2O); Li et al. 2024 (SnapKV); Oren et al. 2024 (TOVA); the article, 2.5",
+    elsewhere=Words(
+        (
+            "H2O and SnapKV report a fifth of the cache and less at hardly any loss. So it is on "
+            "text, and where the score has seen the question; a question that comes later asks for "
+            "what is gone. Plain sums of attention favour old keys, which is why ages are taken into "
+            "account."
+        ),
+        (
+            "H2O 与 SnapKV 报告只留五分之一甚至更少也几乎没有损失。在普通文本上、以及打分时已看到问题"
+            "时确实如此；后来才提的问题，问的就是丢掉的东西。单纯累加注意力偏向旧的 key，所以要考虑年"
+            "龄。"
+        ),
+    ),
     quick=Dropping(),
     full=Dropping(texts=11, T=512, budgets=(32, 64, 96, 128), rows_each=4, recall_budgets=(8, 16, 24, 32)),
     measure=measure,

@@ -112,6 +112,8 @@ class Experiment(Generic[Settings]):
     article : str
         The article's number; empty where it gives none.
     controls : sequence of Control
+    elsewhere : Words, optional
+        What others found, and why it may come out otherwise here: true of any run.
     """
 
     id: str
@@ -126,6 +128,7 @@ class Experiment(Generic[Settings]):
     shows: str | Words
     article: str = ""
     controls: Sequence[Control] = ()
+    elsewhere: Words | None = None
 
     def settings(self, pace: Pace) -> Any:
         """Return the settings of a pace."""

@@ -240,6 +240,17 @@ HEADS = Experiment(
         "不同的头学到不同的模式：位置、复制、语法，而且每个头都有用。",
     ),
     source="Clark et al. 2019; Olsson et al. 2022; Michel et al. 2019; the article, section 2.2",
+    elsewhere=Words(
+        (
+            "Olsson et al. find induction heads in models that have read far more; with 2.8 million "
+            "parameters this one has learned little of copying. That most heads can be taken away "
+            "alone, as Michel et al. report, is so here. What a head knows of meaning is not tried."
+        ),
+        (
+            "Olsson 等人在读过多得多文本的模型里找到归纳头；这个 280 万参数的模型几乎没学会复制。Mich"
+            "el 等人说多数头单独去掉无妨，这里也是如此。头懂多少语义没有检验。"
+        ),
+    ),
     quick=Heads(),
     full=Heads(texts=11, T=256, ablated_texts=7),
     measure=measure,

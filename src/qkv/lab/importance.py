@@ -189,6 +189,19 @@ IMPORTANCE = Experiment(
         "注意力权重不等于重要性。",
     ),
     source="Jain and Wallace 2019; Wiegreffe and Pinter 2019; Abnar and Zuidema 2020; the article",
+    elsewhere=Words(
+        (
+            "Jain and Wallace find weak rank correlations, Serrano and Smith weights that predict "
+            "noisily; Wiegreffe and Pinter object that it depends on the question. It does: the "
+            "number changes with the layers, with the whole ranking or its first place, and most with "
+            "whether distance is taken out."
+        ),
+        (
+            "Jain 与 Wallace 得到很弱的秩相关，Serrano 与 Smith 认为权重只是有噪声的预测；Wiegreffe "
+            "与 Pinter 则说要看问的是什么。确实如此：看哪些层、看整个排序还是只看第一名，尤其是扣不扣"
+            "除距离，结果都不同。"
+        ),
+    ),
     quick=Importance(),
     full=Importance(texts=31, T=128, replacements=8),
     measure=measure,

@@ -241,6 +241,17 @@ KEY_HEADS_SHARED = Experiment(
         "GQA 把 KV 缓存缩小 4 到 8 倍，几乎没有损失；MQA 缩小得最多，但会损失质量。",
     ),
     source="Shazeer 2019; Ainslie et al. 2023; the article, section 2.5",
+    elsewhere=Words(
+        (
+            "Ainslie et al. find that MQA costs quality and that GQA wins most of it back, in models "
+            "trained long. The siblings here are small and trained a few hundred steps: the seeds "
+            "show how much of a difference is chance."
+        ),
+        (
+            "Ainslie 等人在训练充分的模型上发现 MQA 有损质量、GQA 大多能补回。这里的三个小模型只训练"
+            "了几百步：几个种子之间的差距说明差别里有多少是偶然。"
+        ),
+    ),
     quick=KeyHeads(),
     full=KeyHeads(texts=200, context=16384, pairs=15),
     measure=measure,

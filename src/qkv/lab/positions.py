@@ -235,6 +235,18 @@ POSITIONS = Experiment(
         "模型对输入开头和结尾的信息关注度高，对中间部分的信息容易遗忘（Lost in the Middle）。",
     ),
     source="Liu et al. 2023; arXiv 2510.10276 (it comes from training); the article, section 3.1",
+    elsewhere=Words(
+        (
+            "Liu et al. 2023 measured the answers of large models, not their attention. Where a U "
+            "shape appears, training asked for one. These two models were asked for every place of "
+            "short rows, the second mostly for the last ones of long rows, and find all of what they "
+            "were trained on."
+        ),
+        (
+            "Liu 等人 2023 测的是大模型的回答，不是注意力。出现 U 形的地方，是训练要求了它。这里两个"
+            "模型在短行里每个位置都被问到（第二个在长行里多半被问最后的），训练长度以内全都找得到。"
+        ),
+    ),
     quick=Positions(),
     full=Positions(rows_each=32, beyond_rows_each=8, texts=15, T=512),
     measure=measure,

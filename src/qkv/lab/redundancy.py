@@ -215,6 +215,13 @@ REDUNDANCY = Experiment(
         "监控 token 使用量，删减 prompt 中的冗余，而且没有任何损失。",
     ),
     source="Jiang et al. 2023 (LLMLingua); the article, section 3.2 and summary",
+    elsewhere=Words(
+        (
+            "LLMLingua trims up to 20 times by a second model's judgement of what matters. Here only "
+            "what is said again word for word is trimmed, and what nearly is."
+        ),
+        ("LLMLingua 用第二个模型判断什么重要，最多能删 20 倍。这里只删一字不差的重复，以及几乎相同的重复。"),
+    ),
     quick=Redundancy(),
     full=Redundancy(texts=15, rows_each=64),
     measure=measure,

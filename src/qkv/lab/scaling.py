@@ -166,6 +166,19 @@ SCALING = Experiment(
         "不除以 √d_k，分数的方差就是 d_k，softmax 进入梯度极小的饱和区，训练变得极其困难。",
     ),
     source="Vaswani et al. 2017, section 3.2.1, footnote 4; the article, section 1.2",
+    elsewhere=Words(
+        (
+            "Vaswani et al. suspect tiny gradients. Most score gradients do die out, but with many "
+            "keys the derivative as a whole grows, and the query's gradient with it. How much longer "
+            "learning takes without the scale depends on what is learned: from a few times the steps, "
+            "as here, to for ever."
+        ),
+        (
+            "Vaswani 等人猜测是梯度太小。多数分数的梯度确实消失了，但 key 很多时整个导数反而变大，que"
+            "ry 的梯度也随之变大。没有缩放要多学多久取决于学什么：少则像这里的几倍步数，多则永远学不"
+            "会。"
+        ),
+    ),
     quick=Scaling(),
     full=Scaling(sizes=(8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096), rows=2000, seeds=11, most_steps=300),
     measure=measure,

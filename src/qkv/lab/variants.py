@@ -214,6 +214,17 @@ VARIANTS: Experiment[Any] = Experiment(
     ),
     source="Shazeer 2019; Ainslie et al. 2023; DeepSeek-AI 2024; Katharopoulos et al. 2020; the article, "
     "sections 2.4 and 2.5",
+    elsewhere=Words(
+        (
+            "DeepSeek-V2 says that MLA's latent takes as much as GQA with 2.25 key heads: so it does. "
+            "Its absorbed decode does more arithmetic to read less; where arithmetic is dear beside "
+            "bytes, as on two CPU cores, that need not pay."
+        ),
+        (
+            "DeepSeek-V2 说 MLA 的潜在向量相当于 2.25 个 key 头的 GQA：确实如此。吸收式解码用更多算术"
+            "换更少读取；在两个 CPU 核上算术相对昂贵，未必划算。"
+        ),
+    ),
     quick=SideBySide(),
     full=SideBySide(D=128, W=512, short=1024, S=16384, T=1024, pairs=15, texts=8, text_length=384),
     measure=measure,

@@ -191,6 +191,17 @@ WINDOWS = Experiment(
         "滑动窗口只缓存最近 N 个 token 的 K/V，而且够用。",
     ),
     source="Beltagy et al. 2020; Jiang et al. 2023 (Mistral); Xiao et al. 2023; the article, section 2.5",
+    elsewhere=Words(
+        (
+            "StreamingLLM needs its sinks because large models rest attention on the first tokens of "
+            "any text. Over a few hundred tokens this one does so hardly at all, and sinks change "
+            "little."
+        ),
+        (
+            "StreamingLLM 需要 sink，是因为大模型无论读什么都把注意力停放在最前面的 token 上。几百个 "
+            "token 之后，这个模型几乎不这样，sink 也就影响很小。"
+        ),
+    ),
     quick=Windows(),
     full=Windows(texts=15, T=512, sizes=(8, 16, 32, 64, 128, 256), rows_each=8),
     measure=measure,

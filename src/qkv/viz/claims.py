@@ -83,4 +83,5 @@ def _claim(row: Row, language: Language) -> list[str]:
                 for ruling in row.ruling.parts
             ),
         ),
+        *(["", one.elsewhere.say(language)] if one.elsewhere else []),
     ]

@@ -18,6 +18,7 @@ from qkv.bench.matmul import Products
 from qkv.bench.matmul import numpy_ways as numpy_products
 from qkv.bench.measurement import Measurement, Skipped
 from qkv.bench.measurement import measured as measured_only
+from qkv.bench.policies import POLICIES, CachePolicies
 from qkv.bench.sections import Extent, chosen_cases
 from qkv.bench.stopwatch import Stopwatch
 from qkv.bench.textbook import numpy_ways
@@ -174,6 +175,32 @@ def test_the_cache_is_compared_with_computing_anew():
     assert (peers_of(measured), measured.work.sizes["n"], measured.shares) == (["no cache"], 5, ())
 
 
+SMALL_HEADS = Heads(H=6, G=2, D=6)
+"""An even D, for two codes of int4 share a byte."""
+
+
+def test_each_policy_is_compared_with_the_same_cache_in_float32():
+    results = measure(CachePolicies(67, heads=SMALL_HEADS))
+    assert [measured.work.sizes["policy"] for measured in results] == ["float32", *POLICIES]
+    assert {tuple(peers_of(measured)) for measured in results} == {("float32",)}
+    assert {measured.work.flops for measured in results} == {4 * 6 * 6 * 68}
+    plain, half, *_ = (measured.work.num_bytes or 0 for measured in results)
+    assert plain == 2 * half == 2 * 4 * 2 * 6 * 80  # five pages of 16
+
+
+def test_a_policy_whose_result_is_not_that_of_what_it_holds_is_refused(monkeypatch):
+    monkeypatch.setattr("qkv.cache.attending._attend_decoded", lambda *_: (np.zeros((1, 6, 1, 6)), None))
+    with use_backend("compiled"), pytest.raises(NumericError, match=r"decode over a cache.*float32.*NumPy"):
+        CachePolicies(67, heads=SMALL_HEADS).measure(instruments())
+
+
+def test_policies_for_which_memory_does_not_suffice_are_skipped_with_the_reason():
+    # 8 x 128 x 2 numbers for each key, twice, and half of that for each of 7 policies.
+    (skipped,) = CachePolicies(32768).measure(instruments(10**9))
+    assert isinstance(skipped, Skipped)
+    assert skipped.reason == "needs 2.6 GB of memory; 1.0 GB are free"
+
+
 CALLS = {
     "full": AttentionCall(2, 3, 3, 7, 7, 5),
     "causal": AttentionCall(2, 3, 3, 7, 7, 5, causal=True),
@@ -191,7 +218,7 @@ def test_the_textbook_formula_is_the_formula(call):
 
 def test_a_whole_run_has_the_sizes_that_are_promised():
     cases = chosen_cases([], Extent())
-    assert list(cases) == ["attention", "decode", "matmul", "tiling", "cache"]
+    assert list(cases) == ["attention", "decode", "matmul", "tiling", "cache", "policies"]
     long = {
         Prefill(n, D, name == CAUSAL, name)
         for n in (1024, 2048, 4096, 8192)
@@ -203,6 +230,7 @@ def test_a_whole_run_has_the_sizes_that_are_promised():
     window = SlidingDecode((2048, 4096, 8192, 16384, 32768), 1024)
     assert set(cases["decode"]) == {Decode(S, B) for S in (1024, 8192, 32768) for B in (1, 8)} | {window}
     assert {Products(1, 4096, 4), Products(1536, 1536, 1)} < set(cases["matmul"])
+    assert cases["policies"] == [CachePolicies(32768)]
 
 
 def test_a_section_that_does_not_exist_is_refused_with_those_that_do():

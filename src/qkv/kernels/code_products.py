@@ -127,7 +127,7 @@ def _ask_for_rows(writer: VectorWriter, rows: Sequence[Any], codes: Codes, half:
 
     def ask(line: Any, _: list[Any]) -> list[Any]:
         for row in rows:
-            writer.prefetch(row, builder.mul(line, index(LINE_BYTES)), level=1)
+            writer.prefetch(row, builder.mul(line, index(LINE_BYTES)))
         return []
 
     repeat(builder, lines, [], ask)
@@ -197,7 +197,7 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes)
             def step(key: Any, sums: list[Any]) -> list[Any]:
                 row, next_row = (_row(builder, one, key) for one in (table, following))
                 for place in places[:: max(1, LINE_BYTES // (width * codes.code_bytes))]:
-                    writer.prefetch(_at(builder, next_row, codes, place), index(0), level=1)
+                    writer.prefetch(_at(builder, next_row, codes, place), index(0))
                 numbers = read(key, [_at(builder, row, codes, place) for place in places], offsets)
                 weight, growing = builder.gep(weights, [builder.mul(key, index(lanes))]), iter(sums)
                 splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]

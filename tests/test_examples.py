@@ -1,6 +1,7 @@
 """Every example runs to its end and shows what it is there to show."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NUMBERED = ["01_formula.py", "02_masks.py", "03_heads.py", "04_kv_cache.py"]
+NUMBERED = ["01_formula.py", "02_masks.py", "03_heads.py", "04_kv_cache.py", "05_model.py"]
 
 
-def run_example(file):
+def run_example(file, *words, folder=None):
     """Run it as a reader does, with every warning an error; return what it printed, line by line."""
     environment = os.environ | {
         "OPENBLAS_NUM_THREADS": "1",
@@ -20,15 +21,18 @@ def run_example(file):
         "COLUMNS": "200",
         "NO_COLOR": "1",
     }
+    if folder is not None:
+        environment["QKV_DATA_DIR"] = str(folder)
     finished = subprocess.run(
-        [sys.executable, EXAMPLES / file],
+        [sys.executable, EXAMPLES / file, *words],
+        cwd=folder,
         env=environment,
         capture_output=True,
         encoding="utf-8",
         timeout=300,
         check=False,
     )
-    assert (finished.returncode, finished.stderr) == (0, "")
+    assert (finished.returncode, "Warning" in finished.stderr) == (0, False), finished.stderr
     return [line.rstrip() for line in finished.stdout.splitlines()]
 
 
@@ -57,21 +61,8 @@ def test_heads_example_shows_shapes_and_what_grouping_saves():
     assert "keys per text: 640 numbers with 8 key heads, 160 with 2 (GQA)" in lines
 
 
-@pytest.fixture(scope="module")
-def demo_lines():
-    """The demo's whole output: run once, because the timings in its last part take seconds."""
-    return run_example("demo.py")
-
-
-def test_demo_runs_all_four_in_order(demo_lines):
-    shown = [line.split()[-2] for line in demo_lines if "examples/0" in line]
-    assert shown == [f"examples/{file}" for file in NUMBERED]
-    assert any(line.startswith("check  make test") for line in demo_lines)
-
-
-def test_cache_example_compares_three_ways_that_agree(demo_lines):
-    (start,) = (row for row, line in enumerate(demo_lines) if "examples/04_kv_cache.py" in line)
-    lines = demo_lines[start:]
+def test_cache_example_compares_three_ways_that_agree():
+    lines = run_example("04_kv_cache.py")
     (agreement,) = (line for line in lines if line.startswith("100 tokens, three ways: largest difference "))
     assert float(agreement.split()[-1]) < 1e-12
     assert sum(line.endswith("x") and "tokens, against recomputing" in line for line in lines) == 8
@@ -79,6 +70,27 @@ def test_cache_example_compares_three_ways_that_agree(demo_lines):
     assert any(line.endswith("524,288 for 200 tokens (predicted: 524,288)") for line in lines)
 
 
+def test_demo_shows_the_model_then_the_lab_and_writes_a_report(tmp_path):
+    lines = run_example("demo.py", "causality", folder=tmp_path)
+    first, second = (
+        next(row for row, line in enumerate(lines) if part in line) for part in ("05_model.py", "qkv lab")
+    )
+    assert first < second
+    assert any("HOLDS ONLY IF" in line for line in lines[second:])
+    assert "<svg" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("file", ["demo.py", *NUMBERED])
 def test_examples_say_first_what_they_are(file):
     assert (EXAMPLES / file).read_text(encoding="utf-8").startswith('"""')
+
+
+def test_model_example_writes_looks_and_counts():
+    lines = run_example("05_model.py")
+    assert lines[0] == "HAMLET."
+    (kv,) = (line for line in lines if line.startswith("KV cache:"))
+    predicted, allocated = re.findall(r"[\d,]+", kv)
+    assert predicted == allocated and int(predicted.replace(",", "")) > 0
+    (head,) = (line for line in lines if line.startswith("layer "))
+    assert "of its attention on the token before" in head
+    assert lines[-1].endswith("times as fast, the same text")

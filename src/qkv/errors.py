@@ -38,6 +38,8 @@ class CacheFull(QKVError, MemoryError):  # noqa: N818
     free_bytes, idle_bytes : int
         What the budget has left, and what is held only to be found again and could be given back.
     budget_bytes : int
+    longest_tokens : int, optional
+        How many tokens a text may have so that it fits, where that is known.
 
     Examples
     --------
@@ -48,14 +50,21 @@ class CacheFull(QKVError, MemoryError):  # noqa: N818
     """
 
     def __init__(
-        self, asked_pages: int, page_nbytes: int, free_bytes: int, idle_bytes: int, budget_bytes: int
+        self,
+        asked_pages: int,
+        page_nbytes: int,
+        free_bytes: int,
+        idle_bytes: int,
+        budget_bytes: int,
+        longest_tokens: int | None = None,
     ) -> None:
-        super().__init__(asked_pages, page_nbytes, free_bytes, idle_bytes, budget_bytes)
+        super().__init__(asked_pages, page_nbytes, free_bytes, idle_bytes, budget_bytes, longest_tokens)
         self.asked_pages = asked_pages
         self.page_nbytes = page_nbytes
         self.free_bytes = free_bytes
         self.idle_bytes = idle_bytes
         self.budget_bytes = budget_bytes
+        self.longest_tokens = longest_tokens
 
     @property
     def pages_that_fit(self) -> int:
@@ -63,11 +72,13 @@ class CacheFull(QKVError, MemoryError):  # noqa: N818
         return (self.free_bytes + self.idle_bytes) // self.page_nbytes
 
     def __str__(self) -> str:
+        advice = "free or trim a sequence, or give the pool a larger budget"
+        if self.longest_tokens is not None:
+            advice = f"the longest text that fits has {self.longest_tokens} tokens, new ones included"
         return (
             f"{self.asked_pages} pages of {self.page_nbytes} bytes do not fit: "
             f"of the budget of {self.budget_bytes} bytes {self.free_bytes} are free "
-            f"and {self.idle_bytes} could be given back, enough for {self.pages_that_fit} pages; "
-            "free or trim a sequence, or give the pool a larger budget"
+            f"and {self.idle_bytes} could be given back, enough for {self.pages_that_fit} pages; {advice}"
         )
 
 

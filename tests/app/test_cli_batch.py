@@ -105,6 +105,28 @@ def test_a_line_may_have_a_name_and_options_of_its_own(batch, folder):
     assert (found[5]["text"], found[5]["finish_reason"]) == (alone(folder, "ab")[:2], "stop")
 
 
+def test_a_line_says_how_its_tokens_are_chosen(batch, folder):
+    bias = {"100": 4.0, "7": -2.5}
+    lines = [
+        {"prompt": "ab", "logit_bias": bias, "logprobs": 1},
+        {"prompt": "ab", "bad_words": [alone(folder, "ab")[0], [5, 7]]},
+        {"prompt": "ab", "stop_ids": [_ids(folder, "ab")[2]], "ignore_eos": True},
+    ]
+    _, _, found = batch(lines)
+    biased = alone(folder, "ab", logit_bias={100: 4.0, 7: -2.5})
+    assert found[1]["text"] == biased != alone(folder, "ab")
+    assert [len(one["top"]) for one in found[1]["logprobs"]] == [1] * 7
+    assert alone(folder, "ab")[0] not in found[2]["text"]
+    assert found[3]["finish_reason"] == "stop" and found[3]["new_tokens"] <= 2
+    assert "logprobs" not in found[2]
+
+
+def _ids(folder, prompt):
+    text = Generation(load(folder), prompt, Sampling(), max_tokens=7)
+    list(text)
+    return text.new_ids
+
+
 def test_what_is_there_is_not_done_again(batch, monkeypatch):
     lines = [{"prompt": text} for text in ("ab", "cd", "ef")]
     batch(lines[:2])
@@ -170,20 +192,29 @@ def test_a_line_that_cannot_be_run_has_an_error_and_the_others_have_texts(batch,
         {"prompt": "x" * 500},
         {"prompt": "ab", "cache": "windw=3"},
         {"prompt": "ab", "id": 1.5},
+        {"prompt": "ab", "stop_ids": ["a"]},
+        {"prompt": "ab", "ignore_eos": 1},
+        {"prompt": "ab", "bad_words": "a"},
+        {"prompt": "ab", "bad_words": [5]},
+        {"prompt": "ab", "logit_bias": {"a": 1}},
+        {"prompt": "ab", "logit_bias": 3},
         "",
         {"prompt": "cd"},
     ]
     status, err, found = batch(lines)
     assert status == 1
-    assert sorted(found) == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15]
+    assert sorted(found) == [*range(1, 20), 21]
     errors = {number: record["error"] for number, record in found.items() if "error" in record}
-    assert sorted(errors) == list(range(2, 14))
+    assert sorted(errors) == list(range(2, 20))
     for number, words in {2: "JSON", 3: '"prompt"', 4: "'sed'", 5: "temperature", 6: "whole number"}.items():
         assert words in errors[number]
     for number, words in {9: "999", 10: "token ids", 11: "context", 12: "window", 13: "id"}.items():
         assert words in errors[number]
-    assert found[15]["text"] == alone(folder, "cd")
-    assert "14 of 14 lines, 12 with an error" in err
+    for number, words in {14: "stop_ids", 15: "true nor false", 16: "list of words", 17: "not 5"}.items():
+        assert words in errors[number]
+    assert "logit_bias" in errors[18] and "logit_bias" in errors[19]
+    assert found[21]["text"] == alone(folder, "cd")
+    assert "20 of 20 lines, 18 with an error" in err
 
 
 def test_a_text_that_can_never_fit_fails_and_the_others_go_on(batch, folder):

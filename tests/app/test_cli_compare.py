@@ -11,11 +11,13 @@ from rich.console import Console
 import tiny_deepseek
 import tiny_models
 from qkv import load
-from qkv.app.cli.compare_report import comparison_table
+from qkv.app.cli.compare_report import comparison_table, format_kl
 from qkv.app.cli.main import main
 from qkv.cache import Policy
 from qkv.engine import compare
 from qkv.engine.compared import Compared, Comparison, Divergence
+from qkv.models import Model
+from qkv.models.weights import weight_nbytes
 
 COMPILING = "qkv: compiling kernels, once\n"
 
@@ -225,6 +227,39 @@ def test_json_is_one_object_with_every_figure(qkv, folder):
     assert record["full"]["first_divergence"] is None
 
 
+# Weights
+
+
+def test_other_weights_have_a_row_with_what_they_cost_and_their_bytes(qkv, folder):
+    options = ("--weights", "int8", "--weights", "bf16", "--max-tokens", 23)
+    status, out, err = qkv("compare", "abcdefg", "--model", folder, *options)
+    model = load(folder)
+    others: dict[str, Model] = {form: load(folder, form) for form in ("int8", "bf16")}
+    expected = compare(model, "abcdefg", [], others=others, max_tokens=23)
+    assert (status, err) == (0, "")
+    assert list(rows_of(out)) == ["full,", "int8", "bf16"]
+    for row in expected.compared:
+        name, what, kl, top = rows_of(out)[row.weights].split()[:4]
+        assert (name, what, kl, top) == (
+            row.weights, "weights", format_kl(row.mean_kl), f"{100 * row.agreement:.1f}",
+        )  # fmt: skip
+        assert row.mean_kl > 0
+    nbytes, own = weight_nbytes(others["int8"]), weight_nbytes(model)
+    assert f"int8 weights: {nbytes:,} bytes, {nbytes / own:.2f} times the {own:,} of those as stored\n" in out
+    assert nbytes < own
+
+
+def test_policies_and_weights_are_compared_together_where_both_are_asked_for(qkv, folder):
+    options = ("--weights", "float32", "--cache", "int8", "--max-tokens", 7, "--json")
+    _, out, _ = qkv("compare", "abcdefg", "--model", folder, *options)
+    record = json.loads(out)
+    (policy,), (weights,) = record["policies"], record["weights"]
+    assert policy["policy"] == "int8" and "weights" not in policy
+    assert (weights["weights"], weights["policy"]) == ("float32", "float32")
+    assert weights["mean_kl"] == weights["perplexity_difference"] == 0
+    assert weights["weight_bytes"] == record["weight_bytes"] == weight_nbytes(load(folder))
+
+
 # Mistakes
 
 BAD = {
@@ -233,6 +268,7 @@ BAD = {
     "no token": (["ab", "--max-tokens", 0], "max_tokens"),
     "nothing to compare on": ([], "--text"),
     "no file": (["--text", "nowhere.txt"], "nowhere.txt"),
+    "unknown weights": (["ab", "--weights", "int3"], "int3"),
     "unknown option": (["ab", "--speed", 9], "--speed"),
     "too long": (["a" * 97], "context is 97"),
 }

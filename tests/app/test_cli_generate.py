@@ -13,6 +13,7 @@ import tiny_models
 from qkv import load
 from qkv.app.cli.main import main
 from qkv.engine import Generation, generate
+from qkv.engine.generation import require_tokenizer
 from qkv.models import new_cache
 
 COMPILING = "qkv: compiling kernels, once\n"
@@ -136,6 +137,43 @@ def test_ctrl_c_keeps_what_was_generated(qkv, folder, monkeypatch):
     assert "(interrupted)" in err and "Traceback" not in err
 
 
+# Sampling
+
+
+def test_every_sampling_option_reaches_the_text(qkv, folder):
+    given = {
+        "temperature": 1.5, "seed": 5, "presence_penalty": 0.5, "frequency_penalty": 0.25, "min_tokens": 2,
+    }  # fmt: skip
+    numbers = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    more = ("--logit-bias", "100=4", "--logit-bias", "7=-2.5", "--bad-word", "e", "--logprobs", 2, "--json")
+    arguments = ("generate", "ab", "--model", folder, "--max-tokens", 17, *numbers, *more)
+    record = json.loads(qkv(*arguments)[1])
+    options = {"logit_bias": {100: 4.0, 7: -2.5}, "bad_words": ["e"], "logprobs": 2}
+    expected = generate(load(folder), "ab", max_tokens=17, **given, **options)
+    assert record["text"] == "".join(expected)
+    assert [one["id"] for one in record["logprobs"]] == expected.new_ids
+    first, its = record["logprobs"][0], expected.logprobs[0]
+    assert first["logprob"] == its.logprob
+    assert [(one["id"], one["logprob"]) for one in first["top"]] == list(its.top)
+    tokenizer = require_tokenizer(load(folder))
+    assert first["token"] == tokenizer.token_of(its.token_id, skip_special_tokens=False)
+
+
+def test_an_end_may_be_added_and_the_models_own_ignored(qkv, folder):
+    new_ids = generate(load(folder), "ab", max_tokens=9)
+    whole = "".join(new_ids)
+    fourth = new_ids.new_ids[3]
+    count = new_ids.new_ids.index(fourth)
+    arguments = ("generate", "ab", "--model", folder, "--max-tokens", 9)
+    _, _, err = qkv(*arguments, "--stop-id", fourth)
+    assert f"3 + {count} tokens (stop)" in err
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [fourth]}))
+    assert f"3 + {count} tokens (stop)" in qkv(*arguments)[2]
+    _, out, err = qkv(*arguments, "--ignore-eos")
+    assert out == f"ab{whole}\n" and "3 + 9 tokens (length)" in err
+
+
 # The cache that was asked for
 
 
@@ -183,42 +221,76 @@ def test_a_budget_that_holds_the_text_changes_nothing(qkv, folder, budget):
     assert err.strip().endswith("21,504 allocated for 32 tokens, of 21,504 allowed")
 
 
-FULL_AT_16 = ("generate", "a" * 9, "--cache-budget", "21503 bytes", "--max-tokens", 23)
-"""10 tokens of prompt and 6 new ones take 16 slots, and there is not quite room for 16 more."""
+@pytest.mark.parametrize("more", [(), ("--json",), ("--compare",)])
+def test_a_text_that_would_outgrow_the_budget_is_refused_before_any_of_it_is_made(qkv, folder, more):
+    """10 tokens of prompt and 23 new ones, of which the last is not stored: a byte less than they take."""
+    budget = ("--cache-budget", "21503B", "--max-tokens", 23)
+    status, out, err = qkv("generate", "a" * 9, "--model", folder, *budget, *more)
+    assert (status, out) == (2, "")
+    assert err == (
+        "error: --cache-budget of 21,503 bytes is too small for the 10 tokens of the prompt and 23 new ones: "
+        "the longest text that fits has 17 tokens, new ones included; raise it, take fewer --max-tokens, "
+        "or let --cache keep less, as int8 and streaming=256 do\n"
+    )
+
+
+def test_the_longest_text_that_fits_does_and_one_token_more_does_not(qkv, folder):
+    arguments = ("generate", "a" * 9, "--model", folder, "--cache-budget", "21503B", "--max-tokens")
+    assert [qkv(*arguments, number)[0] for number in (7, 8)] == [0, 2]
+
+
+def test_tokens_beyond_the_context_are_not_asked_for(qkv, folder):
+    """97 tokens are the context, of which the last is not stored: 6 pages of 16."""
+    budget = f"{6 * 10_752}B"
+    assert qkv("generate", "ab", "--model", folder, "--cache-budget", budget, "--max-tokens", 10_000)[0] == 0
+
+
+def test_what_falls_behind_the_models_own_window_is_not_counted(qkv, tmp_path):
+    """A window of 8 is two pages of 4 tokens, and a third while the next one fills."""
+    folder = tiny_models.write_model(tmp_path, "mistral", vocab_size=263, sliding_window=8)
+    tiny_models.write_tokenizer(folder)
+    arguments = ("generate", "ab", "--model", folder, "--max-tokens", 40, "--cache", "page=4")
+    pages = 3 * 10_752 // 4
+    assert [qkv(*arguments, "--cache-budget", f"{pages - less}B")[0] for less in (0, 1)] == [0, 2]
+
+
+FULL_AT_31 = ("generate", "a" * 9, "--cache", "int4", "--cache-budget", "21504 bytes", "--max-tokens", 23)
+"""31 tokens on the way to a page of 32 take 21,504 bytes in float32; to encode them takes some more."""
 
 
 def test_a_cache_that_becomes_full_keeps_the_text_so_far_and_ends_with_one_clear_line(qkv, folder):
-    model = load(folder)
-    text = "".join(generate(model, "a" * 9, max_tokens=7))
-    status, out, err = qkv(*FULL_AT_16, "--model", folder)
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    status, out, err = qkv(*FULL_AT_31, "--model", folder)
     assert (status, out) == (2, "a" * 9 + text + "\n")
     about, error = err.splitlines()
-    assert about.startswith("10 + 7 tokens (cache full)")
-    assert about.endswith("KV 10,752 bytes predicted = 10,752 allocated for 16 tokens, of 21,503 allowed")
-    assert error.startswith("error: --cache-budget of 21,503 bytes is too small for new token 7: 10,752 ")
-    assert "10,751 were free" in error
+    assert about.startswith("10 + 22 tokens (cache full)")
+    assert about.endswith(
+        "KV int4: 21,504 bytes predicted = 21,504 allocated for 31 tokens, of 21,504 allowed"
+    )
+    assert error.startswith("error: --cache-budget of 21,504 bytes is too small for new token 22: ")
+    assert "0 were free" in error
 
 
 def test_a_cache_that_becomes_full_gives_out_what_waited_for_a_stop_text(qkv, folder):
-    text = "".join(generate(load(folder), "a" * 9, max_tokens=7))
-    _, out, _ = qkv(*FULL_AT_16, "--model", folder, "--stop", text[-2:] + "never comes")
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    _, out, _ = qkv(*FULL_AT_31, "--model", folder, "--stop", text[-2:] + "never comes")
     assert out == "a" * 9 + text + "\n"
 
 
 def test_json_of_a_cache_that_became_full_has_text_and_reason(qkv, folder):
-    status, out, err = qkv(*FULL_AT_16, "--model", folder, "--json")
+    status, out, err = qkv(*FULL_AT_31, "--model", folder, "--json")
     record = json.loads(out)
-    assert (status, record["finish_reason"], record["new_tokens"]) == (2, "cache full", 7)
-    assert record["text"] == "".join(generate(load(folder), "a" * 9, max_tokens=7))
-    assert record["kv_bytes_budget"] == 21503
+    assert (status, record["finish_reason"], record["new_tokens"]) == (2, "cache full", 22)
+    assert record["text"] == "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    assert record["kv_bytes_budget"] == 21504
     assert err == f"error: {record['error']}\n"
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
 def test_comparing_with_a_cache_that_becomes_full_keeps_the_text_so_far_too(qkv, folder, as_json):
-    status, out, err = qkv(*FULL_AT_16, "--model", folder, "--compare", *as_json)
-    text = "".join(generate(load(folder), "a" * 9, max_tokens=7))
-    assert status == 2 and "too small for new token 7" in err.splitlines()[-1]
+    status, out, err = qkv(*FULL_AT_31, "--model", folder, "--compare", *as_json)
+    text = "".join(generate(load(folder), "a" * 9, max_tokens=22))
+    assert status == 2 and "too small for new token 22" in err.splitlines()[-1]
     assert (json.loads(out)["cached"]["text"] if as_json else out) == (
         text if as_json else f"{'a' * 9}{text}\n"
     )
@@ -227,11 +299,23 @@ def test_comparing_with_a_cache_that_becomes_full_keeps_the_text_so_far_too(qkv,
 def test_a_budget_that_cannot_hold_the_prompt_is_one_line(qkv, folder):
     for as_json in ([], ["--json"]):
         status, out, err = qkv("generate", "ab", "--model", folder, "--cache-budget", "9KiB", *as_json)
-        assert (status, out) == (2, "" if as_json else "ab\n")
+        assert (status, out) == (2, "")
         assert err.startswith(
-            "error: --cache-budget of 9,216 bytes is too small for the 3 tokens of the prompt"
+            "error: --cache-budget of 9,216 bytes is too small for the 3 tokens of the prompt and 94 new "
+            "ones: the longest text that fits has 0 tokens"
         )
         assert err.count("\n") == 1
+
+
+def test_a_prompt_that_only_fits_once_it_has_been_read_is_one_line(qkv, folder):
+    """Four tokens are left of 40, one page of 16, but they are three pages before any is evicted."""
+    arguments = ("generate", "a" * 39, "--model", folder, "--cache", "streaming=8", "--max-tokens", 2)
+    status, out, err = qkv(*arguments, "--cache-budget", "15KiB")
+    assert (status, out) == (2, "a" * 39 + "\n")
+    assert err.startswith(
+        "error: --cache-budget of 15,360 bytes is too small for the 40 tokens of the prompt: "
+    )
+    assert err.count("\n") == 1
 
 
 def test_a_policy_that_does_not_fit_the_model_is_one_line(qkv, folder):
@@ -262,6 +346,11 @@ BAD_OPTIONS = {
     "budget of no size": (["--cache-budget", "much"], "--cache-budget: expected memory such as 80GiB"),
     "budget of nothing": (["--cache-budget", "0MiB"], "--cache-budget: "),
     "budget in two senses": (["--cache-budget", "24G"], "'24G'"),
+    "bias of no number": (["--logit-bias", "5:3"], "--logit-bias: expected a token id and a number"),
+    "bias of no token": (["--logit-bias", "263=1"], "logit_bias"),
+    "bad word of nothing": (["--bad-word", ""], "bad word"),
+    "end that is no token": (["--stop-id", 263], "stop_ids"),
+    "logprobs to nowhere": (["--logprobs", 2], "--json"),
     "policy of no cache": (["--cache", "int8", "--no-cache"], "--no-cache"),
     "budget of no cache": (["--cache-budget", "1MiB", "--no-cache"], "--no-cache"),
 }

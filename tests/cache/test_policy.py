@@ -174,6 +174,13 @@ def test_a_head_pattern_must_fit_the_model(heads: str, L: int, G: int, fits: boo
             policy.check_fits(L, G)
 
 
+def test_one_row_and_one_digit_are_called_that():
+    with pytest.raises(OptionError, match="has 1 row of 3 digits; this model takes 1 digit, one per"):
+        Policy.parse("window=8,heads=101").check_fits(2, 1)
+    with pytest.raises(OptionError, match="has 2 rows of 1 digit; this model takes 5 digits, one per"):
+        Policy.parse("window=8,heads=1/0").check_fits(2, 5)
+
+
 def test_a_policy_without_a_head_pattern_fits_every_model():
     Policy.parse("int8,window=8").check_fits(3, 5)
 

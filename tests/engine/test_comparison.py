@@ -31,7 +31,8 @@ class ScriptedModel:
         self.end_ids = frozenset(options.get("end_ids", ()))
         self.context_length = options.get("context_length", 1000)
         self.cache_shape = CacheShape(num_layers=1, num_kv_heads=1, head_dim=1)
-        self.rotation, self.fingerprint, self.vocab_size = None, "", 1000
+        self.rotation, self.fingerprint = None, ""
+        self.vocab_size = options.get("vocab_size", 1000)
         self.given: dict[str, list[list[int]]] = {name: [] for name in script}
 
     def next_logits(self, ids: Any, cache: Cache | None = None, mask: Any = None) -> np.ndarray:
@@ -71,6 +72,44 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def only(found: Comparison) -> Compared:
     (row,) = found.compared
     return row
+
+
+# Other weights
+
+
+def test_another_model_is_measured_by_the_same_definitions():
+    """Half of ``p`` is where ``q`` has a quarter: 1/2 log 2 - 1/4 log 2, and then they agree."""
+    p, q = odds(0.5, 0.25, 0.25), odds(0.25, 0.5, 0.25)
+    model, other = ScriptedModel({"": [p, p]}), ScriptedModel({"": [q, p]})
+    found = compare(model, PROMPT, [], max_tokens=2, others={"small": other})
+    row = only(found)
+    assert (row.weights, row.policy, found.full.weights) == ("small", Policy(), "")
+    assert row.kl == (pytest.approx(0.25 * math.log(2)), pytest.approx(0))
+    assert row.agrees == (False, True)
+    assert row.perplexity == pytest.approx(8**0.5) and found.full.perplexity == pytest.approx(2)
+    assert row.divergence == Divergence(0, 0, 1)
+    assert other.given[""] == model.given[""] == [PROMPT, [0]]
+
+
+def test_weights_of_the_same_values_cost_nothing(tmp_path):
+    folder = write_model(tmp_path, "llama")
+    row = only(compare(load(folder), PROMPT, [], max_tokens=7, others={"float32": load(folder, "float32")}))
+    assert row.mean_kl == 0 and row.agreement == 1
+
+
+def test_a_model_that_fails_is_out_and_the_others_go_on(llama):
+    spoilt = ScriptedModel({"": [[math.nan] * 61]}, vocab_size=llama.vocab_size)
+    found = compare(llama, PROMPT, ["int8"], max_tokens=3, others={"spoilt": spoilt})
+    (lost,) = found.not_compared
+    assert lost.weights == "spoilt" and "behind 0 tokens" in lost.reason
+    assert [row.policy for row in found.compared] == [Policy("int8")]
+
+
+@pytest.mark.parametrize("options", [{"vocab_size": 7}, {"context_length": 5}], ids=str)
+def test_another_model_must_be_of_the_same_vocabulary_and_context(options):
+    model, other = ScriptedModel({"": [[0.0]]}), ScriptedModel({"": [[0.0]]}, **options)
+    with pytest.raises(OptionError, match="'small' must be the same model"):
+        compare(model, PROMPT, [], others={"small": other})
 
 
 # The figures
@@ -187,6 +226,9 @@ class Forgetful(PagedCache):
         output = super().attend(layer, q, lengths, **rules)
         return output * (layer != 1 or self.length < 12)
 
+    def at_once(self, num_tokens: int, windows: Any) -> None:
+        """Say that each layer has to ask `attend`, as what is broken here is that."""
+
 
 def test_a_broken_cache_differs_from_where_it_breaks_and_not_before(llama: Model, monkeypatch):
     def new_broken_cache(model: Model, policy: Policy) -> PagedCache:
@@ -271,7 +313,7 @@ def test_a_policy_that_does_not_fit_says_why_and_the_others_run():
     found = compare(model, PROMPT, ["int8", "heads=101,window=5", "fp16"], max_tokens=3)
     kinds = [(type(row), str(row.policy)) for row in found.rows]
     assert kinds == [(Compared, "int8"), (NotCompared, "window=5,heads=101"), (Compared, "fp16")]
-    assert "1 digits, one per key head" in found.not_compared[0].reason
+    assert "1 digit, one per key head" in found.not_compared[0].reason
     assert [len(row.kl) for row in found.compared] == [3, 3]
 
 

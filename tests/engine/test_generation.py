@@ -417,6 +417,52 @@ def test_each_new_token_has_its_logprob_where_they_are_asked_for():
     assert silent.logprobs == []
 
 
+# Options beside
+
+
+def test_further_ids_end_a_text_and_the_models_own_may_be_ignored():
+    script = letters("ab") + spelled(BYTE_LEVEL, "</s>") + letters("cd")
+    (end,) = spelled(BYTE_LEVEL, "</s>")
+    (c,) = letters("c")
+
+    def run(**options: Any) -> tuple[int, str | None]:
+        text = generation(ScriptedModel(script, BYTE_LEVEL, [end]), max_tokens=5, **options)
+        list(text)
+        return len(text.new_ids), text.finish_reason
+
+    assert run() == (2, "stop")
+    assert run(ignore_eos=True) == (5, "length")
+    assert run(ignore_eos=True, stop_ids=[c]) == (3, "stop")
+    assert run(stop_ids=letters("b")) == (1, "stop")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"stop_ids": [VOCAB_SIZE]}, "stop_ids are from 0 to 999, not 1000"),
+        ({"stop_ids": [-1]}, "stop_ids"),
+        ({"sampling": Sampling(logit_bias={VOCAB_SIZE: 1.0})}, "logit_bias"),
+        ({"sampling": Sampling(bad_words=[[3, VOCAB_SIZE]])}, "bad_words"),
+    ],
+    ids=str,
+)
+def test_ids_that_the_model_lacks_are_refused_before_anything_runs(options: dict[str, Any], named: str):
+    with pytest.raises(OptionError, match=named):
+        generation(scripted("a"), **options)
+
+
+def test_the_options_of_generate_are_those_of_sampling(model: Model):
+    given = {
+        "temperature": 0.7, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.25,
+        "logit_bias": {5: 3.0, 7: -2.0}, "min_tokens": 4, "logprobs": 2,
+    }  # fmt: skip
+    text = generate(model, PROMPT, max_tokens=17, bad_words=[[5, 7]], **given)
+    sampling = Sampling(**given, bad_words=[[5, 7]])
+    same = Generation(model, PROMPT, sampling, max_tokens=17, cache=new_cache(model))
+    assert _ids(text) == _ids(same) and text.logprobs == same.logprobs
+    assert len(text.logprobs) == len(text.new_ids) and len(text.logprobs[0].top) == 2
+
+
 # Seeds
 
 

@@ -46,8 +46,24 @@ def test_without_a_length_the_longest_that_loses_nothing_is_taken():
 
 
 def test_a_model_that_is_too_large_is_said_to_be():
-    advice = settings("llama-3-70b", context=100, memory="80GiB")
+    advice = settings("llama-3-70b", context=100, memory="70GiB")
     assert all(each.setting == "" and "leaves nothing" in each.reason for each in advice.values())
+
+
+def test_weights_are_made_smaller_for_qkv_where_nothing_else_helps():
+    advice = settings("llama-3-70b", context=100, memory="80GiB")
+    assert advice["vllm"].setting == advice["llama.cpp"].setting == ""
+    loading = 'model = qkv.load(folder, weights="int8"); '
+    assert advice["qkv"].setting == f'{loading}cache = qkv.new_cache(model, "")'
+    assert advice["qkv"].reason.startswith("weights are rounded to int8, ")
+
+
+def test_the_form_of_weights_can_be_given_and_is_for_qkv_alone():
+    plain = settings("llama-3-8b", context=100, memory="80GiB")
+    advice = settings("llama-3-8b", context=100, memory="80GiB", weights="int8")
+    assert advice["qkv"].setting.startswith('model = qkv.load(folder, weights="int8"); ')
+    assert room(advice["qkv"].plan) != room(plain["qkv"].plan)
+    assert [room(advice[name].plan) == room(plain[name].plan) for name in ("vllm", "llama.cpp")] == [True] * 2
 
 
 def test_too_many_users_are_counted():

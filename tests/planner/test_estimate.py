@@ -190,13 +190,6 @@ def test_vllm_leaves_a_tenth_of_the_card_alone():
     assert made.memory is not None and made.memory.reserve == pytest.approx(8 * GIB, abs=1)
 
 
-def test_our_own_engine_widens_weights_to_float32():
-    made = plan("llama-3-8b", context=4096, memory="80GiB", engine="qkv")
-    assert made.memory is not None and made.memory.weights == 4 * (
-        find_model("llama-3-8b").num_parameters or 0
-    )
-
-
 def test_weights_that_alone_are_too_large_are_named():
     made = plan("llama-3-70b", context=4096, memory="80GiB")
     assert (made.users_that_fit, made.budget, made.fits) == (0, 0, False)

@@ -1,6 +1,7 @@
 """Our own cache, planned and then filled: the same bytes, under every policy."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,10 @@ import tiny_models
 from qkv import PlanError, load, new_cache, plan
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
+from qkv.planner.engines.own import Own
+from qkv.planner.outcomes import outcome_of
+from qkv.planner.sources import find_model
+from qkv.planner.strategies import Request
 
 MODEL = {
     **{"model_type": "llama", "hidden_size": 42, "num_hidden_layers": 3, "num_attention_heads": 6},
@@ -92,6 +97,43 @@ def test_a_common_beginning_is_held_in_the_same_pages():
     page = 6 * PageLayout("float32", 16, 14, 14).nbytes
     made = plan(MODEL, users=10, context=100, shared_prefix=70, engine="qkv")
     assert made.bytes == (4 + 10 * (7 - 4)) * page
+
+
+@pytest.mark.parametrize(
+    "cache", ["", "int8", "int4", "window=8,page=4", "int8,window=7,sinks=3", "snapkv=12"]
+)
+def test_every_length_up_to_the_longest_fits_and_one_more_does_not(cache):
+    """The slow twin goes through all lengths."""
+    engine, model, request = Own(), find_model(MODEL), Request(users=1, context=60)
+    strategy = engine.read(cache, request)
+    grown = [engine.demand(model, strategy, replace(request, context=n)).per_user for n in range(1, 150)]
+    for budget in {size - less for size in grown[:80] for less in (0, 1)}:
+        longest = outcome_of(model, engine, strategy, request, budget).longest_context
+        assert max(grown[:longest], default=0) <= budget
+        assert longest is None or budget < grown[longest]
+
+
+def test_what_an_eviction_lets_fill_before_it_acts_must_have_room():
+    """11 tokens and up to 3 more, in pages of 4: three pages of each key head, and four on the way."""
+    page = 6 * PageLayout("float32", 4, 14, 14, tracks=True).nbytes
+    made = plan(
+        MODEL, context=60, new_tokens=40, cache="streaming=11,page=4", engine="qkv", kv_memory=4 * page
+    )
+    assert made.fits and (made.bytes, made.chosen.room_per_device) == (3 * page, 4 * page)
+
+
+def test_what_a_page_takes_until_it_is_full_must_have_room():
+    # 64 tokens are two pages in 4 bits for each of 6 key heads; 63 are one, and one of 32 rows in float32.
+    full = 6 * 2 * PageLayout("int4", 32, 14, 14).nbytes
+    most = 6 * (PageLayout("int4", 32, 14, 14).nbytes + PageLayout("float32", 32, 14, 14).nbytes)
+    made = plan(MODEL, context=64, cache="int4", engine="qkv", kv_memory=most)
+    assert (made.bytes, made.chosen.room_per_device, made.users_that_fit, made.longest_context) == (
+        *(full, most, 1, 64),
+    )
+    made = plan(MODEL, context=64, cache="int4", engine="qkv", kv_memory=most - 1)
+    assert (made.users_that_fit, made.longest_context) == (0, 32) and not made.fits
+    with pytest.raises(PlanError, match="the longest that fits is 32"):
+        made.check_fits()
 
 
 def test_the_recommended_policy_is_one_the_cache_understands():

@@ -34,7 +34,7 @@ def append_tokens(
     if one.layout.tracks:
         positions = np.arange(one.tokens[layer], one.tokens[layer] + count, dtype=np.int32)
         rows["positions"] = np.broadcast_to(positions, (G, count))
-    _take_pages(one, slice(None) if for_all_layers else layers, count)
+    take_pages(one, slice(None) if for_all_layers else layers, count)
     write_rows(one.filling, layer, one.held[layer], rows)
     one.before[layer] = one.held[layer]
     one.held[layer] += count
@@ -63,7 +63,7 @@ def append_next(
     """
     began = all(one.tokens[0] > one.tokens[layer] for one in sequences)  # and then took pages for all layers
     for one in () if began else sequences:
-        _take_pages(one, slice(None) if layer == 0 else slice(layer, layer + 1), 1)
+        take_pages(one, slice(None) if layer == 0 else slice(layer, layer + 1), 1)
     held = np.stack([one.held[layer] for one in sequences])  # B G
     layout = sequences[0].layout
     rows = layout.encode(k, v)
@@ -74,7 +74,7 @@ def append_next(
         one.tokens[layer] += 1
 
 
-def _take_pages(one: SequenceTables, layers: slice, count: int) -> None:
+def take_pages(one: SequenceTables, layers: slice, count: int) -> None:
     """Have pages to write to, none of which another sequence holds too."""
     first, end = one.pages_for(count, layers)
     one.filling.take(layers, one.filling.missing(layers, first, end))

@@ -1,5 +1,6 @@
 """What a policy keeps of a text, in a model with windows of its own: who sees what, and what goes when."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,12 @@ class Keeping:
     def effective_windows(self) -> Counts:
         """How far back each head's queries see: by the policy or the model, whichever is less, (L, G)."""
         return np.minimum(self.windows, self.model_windows[:, None])
+
+    def note_windows(self, windows: Sequence[int | None]) -> None:
+        """Remember the model's own windows, of each layer."""
+        for layer, window in enumerate(windows):
+            if window is not None:
+                self.model_windows[layer] = window
 
     def sight(self, sequences: list[SequenceTables], layer: int, new: Counts, window: int | None) -> Sight:
         """Return what the queries of a step see; ``window`` is the model's, which is remembered."""

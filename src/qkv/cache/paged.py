@@ -4,14 +4,16 @@ A model sees two calls: `PagedCache.append` a layer's keys and values, `PagedCac
 queries. Which tokens stay, in how many bits and in whose pages never shows there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qkv.cache.appending import append_next, append_tokens
+from qkv.cache.at_once import write_next
 from qkv.cache.attending import Rules, attend_tables, check_queries
 from qkv.cache.closing import drop_all_filled, drop_filled
 from qkv.cache.contiguous import CacheShape, check_rows
@@ -33,6 +35,9 @@ from qkv.cache.trimming import check_trim, check_unfinished, forget_unfinished, 
 from qkv.errors import OptionError, ShapeError
 from qkv.ops.backend import is_compiled
 from qkv.shapes import Array, Keys, Queries, Values
+
+if TYPE_CHECKING:
+    from qkv.kernels.next_tokens import NextTokens
 
 
 class PagedCache:
@@ -205,6 +210,35 @@ class PagedCache:
         if layer == self.shape.num_layers - 1:
             self._finish_step()
         return output
+
+    def at_once(
+        self, num_tokens: int, windows: Sequence[int | None]
+    ) -> "AbstractContextManager[NextTokens] | None":
+        """Return a step of one token for each sequence, or ``None``: see `qkv.cache.at_once`.
+
+        For policies under which all that a step writes is float32 and stays at least until its end.
+
+        Raises
+        ------
+        CacheFull
+            If the step does not fit into the pool's budget; then the cache is as it was.
+        TrimError
+            If an interrupted step has evicted tokens.
+        """
+        plain = self._takes_at_once and self.policy.element == "float32" and not self.shape.shares_values
+        # A class of its own may do more in `append` and `attend`, which would be passed over.
+        if num_tokens != 1 or not plain or type(self) is not PagedCache or not is_compiled():
+            return None
+        return self._step(windows)
+
+    @contextmanager
+    def _step(self, windows: Sequence[int | None]) -> "Iterator[NextTokens]":
+        self._begin(0)
+        check_room(self.sequences, np.ones(self.batch_size, np.int64), self.keeping.budgets, self.policy)
+        self.keeping.note_windows(windows)
+        with write_next(self.sequences, self.keeping) as tokens:
+            yield tokens
+        self._finish_step()
 
     def trim(self, length: int) -> None:
         """Forget every token from position ``length`` on; sequences shorter than that keep all.

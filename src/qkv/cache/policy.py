@@ -217,8 +217,9 @@ class Policy:
         rows, heads = len(self.heads), len(self.heads[0])
         if rows not in (1, L) or heads != G:
             raise OptionError(
-                f"heads={head_digits(self.heads)} has {rows} rows of {heads} digits; this model takes "
-                f"{G} digits, one per key head, in one row or in {L}, one per layer"
+                f"heads={head_digits(self.heads)} has {_counted(rows, 'row')} of {_counted(heads, 'digit')}; "
+                f"this model takes {_counted(G, 'digit')}, one per key head, in one row or in {L}, "
+                "one per layer"
             )
 
     def _check_heads(self) -> None:
@@ -257,6 +258,10 @@ class Policy:
 
 def _default_sinks(eviction: Eviction | None) -> int:
     return 0 if eviction is None else DEFAULT_SINKS[eviction.name]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _only(kind: str, found: list[_Part]) -> _Part | None:

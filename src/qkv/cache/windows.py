@@ -1,5 +1,7 @@
 """How far back each key head sees, and which pages no query will see again."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from qkv.cache.policy import Policy
@@ -9,8 +11,11 @@ NO_WINDOW = 1 << 40
 """A window that no text exceeds."""
 
 
+@lru_cache(maxsize=256)
 def head_windows(policy: Policy, num_layers: int, num_kv_heads: int) -> tuple[Counts, Counts]:
     """Return each head's window by the policy, and how many first keys it exempts: ``(L, G)`` both.
+
+    The arrays are the same ones for each call alike, and not to be written to.
 
     Examples
     --------
@@ -25,6 +30,8 @@ def head_windows(policy: Policy, num_layers: int, num_kv_heads: int) -> tuple[Co
             windows[layer, head] = window
         if window is not None or policy.eviction is not None:
             first_keys[layer, head] = policy.sinks
+    for array in (windows, first_keys):
+        array.flags.writeable = False
     return windows, first_keys
 
 

@@ -10,8 +10,9 @@ it does for all at once; where tokens meet, in attention, each segment goes to i
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from qkv.cache import PagedCache
 from qkv.cache.protocol import LayerRules
 from qkv.shapes import Array, Keys, Queries, Values
+
+if TYPE_CHECKING:
+    from qkv.kernels.next_tokens import NextTokens
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,14 @@ class FlatBatch:
         assert num_tokens == self.ids.shape[1], "the row is run whole"
         each = [cache.positions(count) for cache, count in zip(self._caches, self._lengths, strict=True)]
         return np.concatenate(each, axis=1)
+
+    def at_once(
+        self, num_tokens: int, windows: Sequence[int | None]
+    ) -> "AbstractContextManager[NextTokens] | None":
+        """Return a step in which each text has one token, if their caches can: see `qkv.cache.at_once`."""
+        if len(self._parts) > 1 or num_tokens != len(self._lengths):
+            return None
+        return self._parts[0].cache.at_once(1, windows)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put each token's keys and values, ``(1, G, T, D)``, behind those that its own text has."""

@@ -1,4 +1,4 @@
-"""What a comparison of cache policies finds: numbers, before anyone draws them."""
+"""What a comparison of cache policies and weights finds: numbers, before anyone draws them."""
 
 from dataclasses import dataclass
 
@@ -26,11 +26,12 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Compared:
-    """What one policy made of the text, token by token.
+    """What one policy, or one form of the weights, made of the text, token by token.
 
     Attributes
     ----------
     policy : Policy
+        Of the cache.
     kl : tuple of float
         ``KL(full || policy)`` in nats.
     agrees : tuple of bool
@@ -45,6 +46,8 @@ class Compared:
         What an eviction dropped, summed over layers and key heads.
     prefill_seconds, decode_seconds : float
         Spent in the model on the prompt, and on all tokens of the text that were fed, one by one.
+    weights : str
+        The name of another model that ran in the model's place, such as "int8"; empty for the model itself.
     """
 
     policy: Policy
@@ -57,6 +60,7 @@ class Compared:
     dropped_tokens: int
     prefill_seconds: float
     decode_seconds: float
+    weights: str = ""
 
     @property
     def mean_kl(self) -> float:
@@ -87,15 +91,16 @@ class Compared:
 
 @dataclass(frozen=True)
 class NotCompared:
-    """A policy that does not fit the model, or failed on the way, and why."""
+    """A policy that does not fit the model, or failed on the way, and why; or other weights that did."""
 
     policy: Policy
     reason: str
+    weights: str = ""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One text, the full cache, and the policies beside it.
+    """One text, the full cache, and the policies and other weights beside it.
 
     Attributes
     ----------
@@ -104,7 +109,7 @@ class Comparison:
     full : Compared
         The float32 cache of everything.
     rows : tuple of Compared or NotCompared
-        In the order asked for.
+        In the order asked for, policies first.
     """
 
     prompt_ids: tuple[int, ...]

@@ -8,10 +8,12 @@ rows of V numbers are held at a time.
 
 Where the text is what the full cache itself chooses, step by step the most likely token, a policy's first
 other choice is the very place where a text of its own would part from it.
+
+Other models can walk along with the full cache: so what smaller weights cost is told in the same figures.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,11 @@ def compare(
     *,
     text: str | Sequence[int] | None = None,
     max_tokens: int | None = None,
+    others: Mapping[str, Model] | None = None,
     on_step: Step | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
-    """Run policies in step through one text, and measure each against the full float32 cache.
+    """Run policies, and other models, in step through one text; measure each against the full float32 cache.
 
     Parameters
     ----------
@@ -59,6 +62,9 @@ def compare(
     max_tokens : int, optional
         How many tokens of the text at most: all of them when left out, or 128 new ones. Never more than
         the model's context holds.
+    others : mapping of str to Model, optional
+        By their names, models that say what the same model says with other weights: loaded with
+        ``weights="int8"``, say. Each runs with the full cache.
     on_step : callable, optional
         Called after each token with how many are done, and how many there are at most.
     clock : callable
@@ -73,7 +79,7 @@ def compare(
     PromptError
         If prompt or text give no token, or the prompt fills the context.
     OptionError
-        If a policy contradicts itself, or ``max_tokens`` is less than 1.
+        If a policy contradicts itself, ``max_tokens`` is less than 1, or another model has other token ids.
     NumericError
         If the logits with the full cache are not all finite.
 
@@ -84,7 +90,11 @@ def compare(
         found = compare(model, "Once upon a time", ["int8", "int4", "h2o=64"])
         for row in found.compared:
             print(row.policy, row.mean_kl, row.nbytes)
+        small = qkv.load("folder", weights="int8")
+        (row,) = compare(model, "Once upon a time", [], others={"int8": small}).compared
     """
+    others = {} if others is None else others
+    _check_alike(model, others)
     prompt_ids, given = _ids(model, prompt, begins=True), _given_ids(model, text)
     count = _num_tokens(given, max_tokens, room_behind(prompt_ids, 0, model.context_length))
     if policies is None:
@@ -92,6 +102,7 @@ def compare(
     asked = [Policy.parse(policy) if isinstance(policy, str) else policy for policy in policies]
     full = _Follower(model, Policy(), clock)
     rows = [_admitted(model, policy, clock) for policy in dict.fromkeys(asked)]
+    rows += [_Follower(other, Policy(), clock, name) for name, other in others.items()]
     text_ids: list[int] = []
     unseen = prompt_ids
     for position in range(count):
@@ -171,10 +182,10 @@ def kl_divergence(p: LogProbs, q: LogProbs) -> float:
 
 
 class _Follower:
-    """One policy on its way through the text: its cache, and what was found so far."""
+    """One policy or other model on its way through the text: its cache, and what was found so far."""
 
-    def __init__(self, model: Model, policy: Policy, clock: Callable[[], float]) -> None:
-        self.policy = policy
+    def __init__(self, model: Model, policy: Policy, clock: Callable[[], float], weights: str = "") -> None:
+        self.policy, self.weights = policy, weights
         self._model, self._clock = model, clock
         self._cache: PagedCache = new_cache(model, policy)
         self._seconds: list[float] = []
@@ -217,7 +228,17 @@ class _Follower:
             dropped_tokens=sum(dropped.positions.size for dropped in self._cache.drops[0]),
             prefill_seconds=self._seconds[0],
             decode_seconds=sum(self._seconds[1:]),
+            weights=self.weights,
         )
+
+
+def _check_alike(model: Model, others: Mapping[str, Model]) -> None:
+    for name, other in others.items():
+        if other.vocab_size != model.vocab_size or other.context_length < model.context_length:
+            raise OptionError(
+                f"{name!r} must be the same model with other weights, of V = {model.vocab_size} and a "
+                f"context of {model.context_length}, not of {other.vocab_size} and {other.context_length}"
+            )
 
 
 def _admitted(model: Model, policy: Policy, clock: Callable[[], float]) -> _Follower | NotCompared:
@@ -237,7 +258,8 @@ def _followed(
     try:
         row.judge(expected, row.read(ids), token_id)
     except QKVError as error:
-        return NotCompared(row.policy, f"failed behind {row.position} tokens of the text: {error}")
+        reason = f"failed behind {row.position} tokens of the text: {error}"
+        return NotCompared(row.policy, reason, row.weights)
     return row
 
 

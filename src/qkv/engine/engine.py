@@ -11,11 +11,10 @@ pages and for giving way, Agrawal et al. 2024 (Sarathi-Serve) for prompts in chu
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from qkv.cache import PagedCache, PagePool, Policy
-from qkv.engine.generation import room_behind
-from qkv.engine.intake import check_request, read_end_ids, read_prompt, read_stop
+from qkv.engine.fitting import learn_windows, longest_text
+from qkv.engine.generation import read_end_ids, room_behind
+from qkv.engine.intake import check_request, read_prompt, read_stop
 from qkv.engine.planning import Event, Run, cannot_fit
 from qkv.engine.requests import Choice, FinishReason, Request
 from qkv.engine.running import run_texts
@@ -96,7 +95,7 @@ class Engine:
         self.model, self.pool, self.policy = model, PagePool(pool_bytes), _policy(policy)
         self._caches = {self.policy: new_cache(model, self.policy, pool=self.pool)}
         if pool_bytes is not None:
-            self._learn_windows()
+            learn_windows(model, self._caches[self.policy])
         self._scheduler = Scheduler(
             self.pool,
             self._new_cache,
@@ -185,8 +184,9 @@ class Engine:
         self._scheduler.submit(choices)
         budget, needed = self.pool.budget_bytes, cache.predict_nbytes(request.longest, len(prompt_ids))
         if budget is not None and needed > budget:
+            longest = longest_text(cache, len(prompt_ids), request.longest + 1)
             for choice in choices:
-                self._end(choice, "error", cannot_fit(cache, needed))
+                self._end(choice, "error", cannot_fit(cache, needed, longest))
         return Stream(choices, 0, self.step, self._clock)
 
     def step(self) -> StepStatistics | None:
@@ -300,11 +300,6 @@ class Engine:
         if policy not in self._caches:
             self._caches[policy] = self._caches[self.policy].beside(policy)
         return self._caches[policy].beside()
-
-    def _learn_windows(self) -> None:
-        """Run one token, for how far the model's layers see shows in a step, and bytes depend on it."""
-        probe = self._caches[self.policy].beside("", pool=PagePool())
-        self.model.hidden(np.zeros((1, 1), np.int64), probe)
 
 
 def _policy(policy: Policy | str) -> Policy:

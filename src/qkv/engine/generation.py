@@ -1,12 +1,14 @@
 """Generate text token by token: prefill the prompt, then decode, with or without a KV cache."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import index
 from typing import Literal
 
 import numpy as np
 
 from qkv.cache import Cache
+from qkv.engine.bad_words import spell
 from qkv.errors import CacheFull, OptionError, PromptError
 from qkv.models import Model, new_cache
 from qkv.ops.logprobs import TokenLogprobs, token_logprobs
@@ -31,6 +33,10 @@ class Generation:
         How many new tokens at most; fewer where the model's context ends.
     stop : sequence of str
         Texts that end the generation and are not part of it.
+    stop_ids : iterable of int
+        Ids that do so, beside those of the model.
+    ignore_eos : bool
+        Whether the model's own end ids are tokens like others.
     cache : Cache, optional
         Continued where it ends. ``None`` computes every earlier token anew at each step.
     clock : callable
@@ -38,6 +44,8 @@ class Generation:
 
     Attributes
     ----------
+    tokenizer : Tokenizer
+        The model's.
     prompt_ids, new_ids : list of int
     logprobs : list of TokenLogprobs
         Of the new tokens; empty unless ``sampling.logprobs`` asks for them.
@@ -50,6 +58,8 @@ class Generation:
     ------
     PromptError
         If the prompt gives no token, or as many as the context holds.
+    OptionError
+        If a value has no meaning, or an id is none of the model's.
     """
 
     def __init__(
@@ -60,17 +70,21 @@ class Generation:
         *,
         max_tokens: int,
         stop: Sequence[str] = (),
+        stop_ids: Iterable[int] = (),
+        ignore_eos: bool = False,
         cache: Cache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if max_tokens < 1:
             raise OptionError(f"max_tokens must be at least 1, not {max_tokens}")
         self._model, self._sampling, self._cache, self._clock = model, sampling, cache, clock
-        self._tokenizer = require_tokenizer(model)
+        self.tokenizer = require_tokenizer(model)
+        self._end_ids = read_end_ids(model, stop_ids, ignore_eos=ignore_eos)
+        sampling.check_ids(model.vocab_size)
         # What begins a text belongs at its beginning, not where a cache is continued.
         begins = cache is None or cache.length == 0
         self.prompt_ids = (
-            self._tokenizer.encode(prompt, add_special_tokens=begins)
+            self.tokenizer.encode(prompt, add_special_tokens=begins)
             if isinstance(prompt, str)
             else list(prompt)
         )
@@ -99,7 +113,7 @@ class Generation:
         return self._pieces
 
     def _text(self) -> Iterator[str]:
-        decoder = self._tokenizer.stream()
+        decoder = self.tokenizer.stream()
         for token_id in self.prompt_ids:  # so that the first new word keeps the space before it
             decoder.push(token_id)
         try:
@@ -121,6 +135,11 @@ class Generation:
         return self._stops.push(decoder.finish()) + self._stops.finish()
 
     @property
+    def wants_logprobs(self) -> bool:
+        """Whether ``sampling.logprobs`` asks for them."""
+        return self._sampling.logprobs is not None
+
+    @property
     def prefill_tokens_per_second(self) -> float:
         """Prompt tokens over the time to the first new token."""
         return _rate(len(self.prompt_ids), self.prefill_seconds)
@@ -138,12 +157,12 @@ class Generation:
             logits = self._next_logits(unseen)
             token_id = self._choose(logits)
             self._record(self._clock() - started)
-            if token_id in self._model.end_ids:
+            if token_id in self._end_ids:
                 self.finish_reason = "stop"
                 return
             self.new_ids.append(token_id)
-            if self._sampling.logprobs is not None:
-                self.logprobs.append(token_logprobs(logits, token_id, self._sampling.logprobs))
+            if self.wants_logprobs:
+                self.logprobs.append(token_logprobs(logits, token_id, self._sampling.logprobs or 0))
             yield token_id
             unseen = [token_id]
         self.finish_reason = "length"
@@ -154,9 +173,14 @@ class Generation:
         return self._model.next_logits(np.asarray(ids), self._cache)
 
     def _choose(self, logits: Logits) -> int:
-        seen_ids, end_ids = self.prompt_ids + self.new_ids, self._model.end_ids
-        num_new = len(self.new_ids)
-        return sample(logits, self._sampling, self._generator, seen_ids, num_new=num_new, end_ids=end_ids)
+        return sample(
+            logits,
+            self._sampling,
+            self._generator,
+            self.prompt_ids + self.new_ids,
+            num_new=len(self.new_ids),
+            end_ids=self._end_ids,
+        )
 
     def _record(self, seconds: float) -> None:
         self._num_steps += 1
@@ -178,7 +202,15 @@ def generate(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: int | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    bad_words: Sequence[str | Sequence[int]] = (),
+    min_tokens: int = 0,
+    logprobs: int | None = None,
     stop: Sequence[str] = (),
+    stop_ids: Iterable[int] = (),
+    ignore_eos: bool = False,
 ) -> Generation:
     """Continue a prompt, piece by piece.
 
@@ -194,10 +226,19 @@ def generate(
         it, as an id, to go on from there.
     max_tokens : int
         How many new tokens at most.
-    temperature, top_k, top_p, min_p, repetition_penalty, seed
+    temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
         See `Sampling`; the default takes the most likely token each time.
+    seed, logit_bias, min_tokens, logprobs
+        See `Sampling`.
+    bad_words : sequence of str or of sequences of int
+        What the text must not contain: sequences of token ids, or texts, in the spellings of
+        `qkv.engine.bad_words`.
     stop : sequence of str
         Texts that end the generation and are not part of it.
+    stop_ids : iterable of int
+        Ids that do so, beside those of the model.
+    ignore_eos : bool
+        Whether the model's own end ids are tokens like others.
 
     Returns
     -------
@@ -218,9 +259,23 @@ def generate(
         for piece in qkv.generate(model, "Once upon a time", max_tokens=64):
             print(piece, end="")
     """
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    sampling = Sampling(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias={} if logit_bias is None else logit_bias,
+        bad_words=spell(bad_words, model.tokenizer),
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+    )
+    ends = {"stop": stop, "stop_ids": stop_ids, "ignore_eos": ignore_eos}
     cache = new_cache(model) if cache is None else cache
-    return Generation(model, prompt, sampling, max_tokens=max_tokens, stop=stop, cache=cache)
+    return Generation(model, prompt, sampling, max_tokens=max_tokens, cache=cache, **ends)
 
 
 def require_tokenizer(model: Model) -> Tokenizer:
@@ -234,6 +289,21 @@ def require_tokenizer(model: Model) -> Tokenizer:
     if model.tokenizer is None:
         raise PromptError("the model's folder has no tokenizer.json, so text cannot be generated; add it")
     return model.tokenizer
+
+
+def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> frozenset[int]:
+    """Return the ids that end a text: the model's own, unless they are ignored, and those asked for.
+
+    Raises
+    ------
+    OptionError
+        If an id is none of the model's.
+    """
+    own = frozenset(index(token_id) for token_id in stop_ids)
+    unknown = sorted(token_id for token_id in own if not 0 <= token_id < model.vocab_size)
+    if unknown:
+        raise OptionError(f"stop_ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
+    return own if ignore_eos else own | model.end_ids
 
 
 def room_behind(prompt_ids: Sequence[int], held: int, context_length: int) -> int:

@@ -1,6 +1,6 @@
 """Read what a request asks for, and refuse what has no meaning before anything of it is queued."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import index
 
 from qkv.engine.generation import require_tokenizer
@@ -44,21 +44,6 @@ def read_stop(model: Model, stop: Sequence[str]) -> tuple[str, ...]:
             "stop strings are found in text, and the model's folder has no tokenizer.json; take stop_ids"
         )
     return tuple(stop)
-
-
-def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> frozenset[int]:
-    """Return the ids that end a text: the model's own, unless they are ignored, and the request's.
-
-    Raises
-    ------
-    OptionError
-        If an id is none of the model's.
-    """
-    own = frozenset(index(token_id) for token_id in stop_ids)
-    unknown = sorted(token_id for token_id in own if not 0 <= token_id < model.vocab_size)
-    if unknown:
-        raise OptionError(f"stop_ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
-    return own if ignore_eos else own | model.end_ids
 
 
 def check_request(request: Request, V: int, max_batch: int) -> None:

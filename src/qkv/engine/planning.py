@@ -98,8 +98,8 @@ def held_nbytes(cache: PagedCache) -> int:
     return sum(one.nbytes for one in cache.sequences)
 
 
-def cannot_fit(cache: PagedCache, nbytes: int) -> CacheFull:
+def cannot_fit(cache: PagedCache, nbytes: int, longest_tokens: int | None = None) -> CacheFull:
     """Return the error of a text for which the whole budget of its cache's pool is too small."""
     budget, page_nbytes = cache.pool.budget_bytes, cache.layout.nbytes
     assert budget is not None, "without a budget everything fits"
-    return CacheFull(-(-nbytes // page_nbytes), page_nbytes, budget, 0, budget)
+    return CacheFull(-(-nbytes // page_nbytes), page_nbytes, budget, 0, budget, longest_tokens)

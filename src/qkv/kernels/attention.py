@@ -186,7 +186,7 @@ def prepare(
     """
     B, H, G, T, S, D, value_size = sizes
     num_workers = num_workers or workers_for(B * H * T * S * (D + value_size))
-    layout, (attend_stretch, attend_units, join_stretches) = _workers(tile or tile_for(H // G * T))
+    layout, (attend_stretch, attend_units, join_stretches) = workers_of(tile or tile_for(H // G * T))
     num_stretches, num_panels = max(1, -(-S // STRETCH_KEYS)), -(-(H // G * T) // layout.lanes)
     if splits_keys is None:
         splits_keys = num_stretches > 1 and B * G * num_panels < 4 * num_workers
@@ -267,7 +267,8 @@ def layout_for(tile: Tile | str) -> Layout:
 
 
 @cache
-def _workers(tile: Tile | str) -> tuple[Layout, tuple[Any, Any, Any]]:
+def workers_of(tile: Tile | str) -> tuple[Layout, tuple[Any, Any, Any]]:
+    """Return a layout and its workers: attend to one stretch, to all, and join what was split."""
     layout = layout_for(tile)
     return layout, make_workers(layout)
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from qkv.kernels import attention_words as words
 from qkv.kernels.attention import (
     Floats,
+    Prepared,
     Rules,
     Sizes,
     Words,
@@ -109,14 +110,20 @@ def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) 
     output : (B, H, T, D)
     lse : (B, H, T)
     """
-    (B, H, T, D), G = q.shape, pages.table.shape[1]
+    prepared = prepare_pages(q.shape, pages, reach, **rules)
+    return run(prepared.call, prepared, q)
+
+
+def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules: Unpack[Rules]) -> Prepared:
+    """Write down the call of `attend_pages` without its queries, ``(B, H, T, D)``, and its results."""
+    (B, H, T, D), G = q_shape, pages.table.shape[1]
     S = int(reach.kv_lengths.max(initial=0))
     if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
         rules["tile"] = pages.element
     rules["right"] = 0
     prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), **rules)
     _put_pages(prepared.call, pages, reach)
-    return run(prepared.call, prepared, q)
+    return prepared
 
 
 def sum_columns(

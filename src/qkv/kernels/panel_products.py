@@ -14,6 +14,10 @@ from numba.extending import intrinsic
 from qkv.kernels.panels import GROUP
 from qkv.kernels.vectors import VectorWriter, index, repeat
 
+STEPS_AHEAD = 64
+"""One row on codes is much work for a line of memory, so the processor does not run far enough ahead by
+itself: each step asks for what so many steps later reads. With wider numbers that changes nothing."""
+
 
 def panel_product(rows: int, vectors: int, width: int, *, panels: int = 1) -> Any:
     """Make ``c += a w`` for as many whole rectangles as there are rows, each held in registers.
@@ -85,6 +89,9 @@ def _rectangle(rows: int, vectors: int, width: int, panels: int, builder: ir.IRB
         def step(number: Any, sums: list[Any]) -> list[Any]:
             k, growing = builder.add(first, number), iter(sums)
             weights = [load_weight(*place) for place in places(*w, k)]
+            if form == types.int8 and rows == 1:
+                for start, _ in places(*w, builder.add(k, index(STEPS_AHEAD)))[::vectors]:
+                    writer.prefetch(start, index(0))
             # One at a time: all scalars together would push sums out of the registers.
             scalars = (writer.splat(builder.load(builder.gep(start, [k]))) for start in a_rows)
             return [writer.fma(scalar, weight, next(growing)) for scalar in scalars for weight in weights]

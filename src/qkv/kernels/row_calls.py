@@ -5,6 +5,7 @@ All a worker is told are words: where its arrays are, how far apart their rows, 
 
 import math
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import num_threads
-from qkv.kernels.launch import code_address, launch, run_at
+from qkv.kernels.launch import address, code_address, launch, run_at
 from qkv.kernels.memory import integer_at, pointer
 
 Floats = NDArray[np.float32]
@@ -69,6 +70,26 @@ def run(worker: Any, x: Floats, a: Floats, b: Floats, number: int = 0) -> Floats
     if num_workers > 1:
         launch(worker, call, num_workers)
     return y
+
+
+def row_words(y: Floats, x: Floats, a: Floats, b: Floats, shares: int, number: int = 0) -> Words:
+    """Return the words of a call that fills rows that may lie apart, cut into shares: for a program.
+
+    Parameters
+    ----------
+    y, x : (..., length)
+        With up to `AXES` leading axes. All arrays must outlive the call.
+    a, b : (..., any length)
+        Their leading axes broadcast to those of x.
+    shares : int
+    number : int
+    """
+    arrays = y, x, a, b
+    assert x.ndim <= AXES + 1 and all(array.strides[-1] == ITEM_BYTES for array in arrays)
+    sizes = (*(1,) * AXES, *x.shape)[-AXES - 1 :]
+    strides = [_row_strides(array.shape, array.strides, sizes) for array in arrays]
+    addresses = [address(array) for array in arrays]
+    return np.array([*addresses, *chain(*strides), *sizes, number, shares], np.int64)
 
 
 @compiled()

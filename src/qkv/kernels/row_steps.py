@@ -81,17 +81,17 @@ def _picked(writer: VectorWriter, low: Any, high: Any, lanes: list[int]) -> Any:
 
 def silu(writer: VectorWriter, x: Any) -> Any:
     """Return ``x sigmoid(x)``."""
-    return writer.builder.fmul(x, _sigmoid(writer, x))
+    return writer.builder.fmul(x, sigmoid(writer, x))
 
 
 def gelu_tanh(writer: VectorWriter, x: Any) -> Any:
     """Return ``x sigmoid(z)``, z a polynomial of x."""
     square = writer.builder.fmul(x, x)
     slope = writer.fma(square, writer.constant(GELU_BEND), writer.constant(GELU_SLOPE))
-    return writer.builder.fmul(x, _sigmoid(writer, writer.builder.fmul(x, slope)))
+    return writer.builder.fmul(x, sigmoid(writer, writer.builder.fmul(x, slope)))
 
 
-def _sigmoid(writer: VectorWriter, z: Any) -> Any:
+def sigmoid(writer: VectorWriter, z: Any) -> Any:
     """Return ``exp(min(z, 0)) / (1 + exp(-|z|))``: no exponent is positive, so none overflows."""
     builder, one = writer.builder, writer.constant(1.0)
     is_negative = builder.fcmp_ordered("<", z, writer.constant(0.0))

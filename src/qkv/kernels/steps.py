@@ -61,11 +61,12 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     -------
     (..., E)
     """
-    return run(_rms_norm_rows, x, weight, weight, _bits(eps))
+    return run(rms_norm_worker, x, weight, weight, number_bits(eps))
 
 
 @compiled()
-def _rms_norm_rows(call: Any, worker: Any) -> None:
+def rms_norm_worker(call: Any, worker: Any) -> None:
+    """Norm a share of the rows of X by the weights A, to Y; the call's number is the bits of eps."""
     length, eps = integer_at(call, LENGTH), number_of_bits(integer_at(call, NUMBER))
     for row in range(first_row(call, worker), first_row(call, worker + 1)):
         x, weight, y = row_at(call, X, row), row_at(call, A, row), row_at(call, Y, row)
@@ -86,7 +87,7 @@ def layer_norm(x: Floats, weight: Floats, bias: Floats, eps: float) -> Floats:
     -------
     (..., E)
     """
-    return run(_layer_norm_rows, x, weight, bias, _bits(eps))
+    return run(_layer_norm_rows, x, weight, bias, number_bits(eps))
 
 
 @compiled()
@@ -161,7 +162,12 @@ def gate(opening: Floats, up: Floats, activation: Activation) -> Floats:
     -------
     (..., F)
     """
-    return run(_activate_rows(row_steps.bend_and_multiply, activation), opening, up, up)
+    return run(gate_worker(activation), opening, up, up)
+
+
+def gate_worker(activation: Activation) -> Any:
+    """Return the worker that gates a share of the rows of A by those of X, to Y."""
+    return _activate_rows(row_steps.bend_and_multiply, activation)
 
 
 _ACTIVATIONS: Mapping[Activation, row_steps.Activation] = {
@@ -184,6 +190,6 @@ def _activate_rows(bend: Any, activation: Activation) -> Any:
 
 
 @cache
-def _bits(number: float) -> int:
-    """Return the bits of a number rounded to float32."""
+def number_bits(number: float) -> int:
+    """Return the bits of a number rounded to float32, as a call takes it."""
     return int(np.float32(number).view(np.int32))

@@ -7,6 +7,7 @@ layers see through a window, all of which the config says.
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from qkv.cache.contiguous import CacheShape
 from qkv.errors import CheckpointError, CheckpointWarning
 from qkv.models.checkpoint import Checkpoint
 from qkv.models.config import ConfigFields, head_dim_of
+from qkv.models.decoding import Decoding
 from qkv.models.model import fingerprint_of
 from qkv.models.positions import RotaryScheme, rotary_scheme
 from qkv.models.step import Step
@@ -220,6 +222,9 @@ class Llama:
     def _hidden(self, step: Step) -> Hidden:
         x = embed(step.ids, self.embedding)  # B T E
         turns = rotary_table(self.config.rotary.at(step.longest), step.positions[:, None])  # B 1 T D/2
+        y = self._decoding.run(step, x, turns)
+        if y is not None:
+            return y
         for index, layer in enumerate(self.layers):
             x = x + self._attention(index, layer, rms_norm(x, layer.attention_norm, self._eps), turns, step)
             x = x + self._mlp(layer, rms_norm(x, layer.mlp_norm, self._eps))
@@ -240,6 +245,10 @@ class Llama:
     def _mlp(self, layer: LlamaLayer, x: Hidden) -> Hidden:
         weights = layer.w_gate_up, layer.w_down, layer.b_gate_up, layer.b_down
         return gated_mlp(x, *weights, activation=self.config.activation)
+
+    @cached_property
+    def _decoding(self) -> Decoding:
+        return Decoding(self.config, self.layers, self.final_norm)
 
     @property
     def _eps(self) -> float:

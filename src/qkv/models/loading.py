@@ -11,6 +11,7 @@ from qkv.models.config import ConfigFields
 from qkv.models.deepseek import DeepSeek
 from qkv.models.gpt2 import GPT2
 from qkv.models.llama import Llama
+from qkv.models.shipped import folder_of
 from qkv.models.weights import Weights, form_of
 from qkv.tokens import Tokenizer
 
@@ -29,14 +30,16 @@ SCALE_ENDINGS = ("_scale_inv", ".weight_scale")
 """Of the names of scales beside weights that are stored as codes: DeepSeek's, and those of other tools."""
 
 
-def load(folder: str | Path, weights: Weights = "as stored") -> Llama | GPT2 | DeepSeek:
+def load(folder: str | Path = "verse", weights: Weights = "as stored") -> Llama | GPT2 | DeepSeek:
     """Load a model in the Hugging Face layout.
 
     Parameters
     ----------
     folder : str or Path
-        Holds config.json, safetensors (one file or shards with an index), and for text a
-        tokenizer.json. float32, float16 and bfloat16 weights are read; quantised ones are refused.
+        ``"verse"`` and ``"recall"`` are the models that come with qkv; a folder of one's own that has
+        such a name is given as ``./verse``. It holds config.json, safetensors (one file or shards with
+        an index), and for text a tokenizer.json. float32, float16 and bfloat16 weights are read;
+        quantised ones are refused.
     weights : "as stored", "float32", "bf16" or "int8"
         How matrices are kept in memory: `qkv.models.weights` has the table. Results are float32 always.
 
@@ -64,7 +67,7 @@ def load(folder: str | Path, weights: Weights = "as stored") -> Llama | GPT2 | D
         model = qkv.load("SmolLM2-135M")
         model.logits([1, 2, 3]).shape
     """
-    checkpoint = Checkpoint.open(folder, form_of(weights))
+    checkpoint = Checkpoint.open(folder_of(folder), form_of(weights))
     family = family_of(checkpoint.config)
     check_unscaled(checkpoint)
     model = family.from_checkpoint(checkpoint)

@@ -1,8 +1,9 @@
 """One configuration to take, for qkv and in the words of two other engines, with the reasons."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qkv.errors import PlanError
+from qkv.models.weights import FORMS
 from qkv.planner.budget import too_large
 from qkv.planner.catalogue import catalogue
 from qkv.planner.estimate import plan
@@ -13,6 +14,9 @@ from qkv.planner.sources import Source, find_model
 from qkv.planner.units import parse_bytes, show_bytes
 
 ENGINES = ("qkv", "vllm", "llama.cpp")
+
+SMALLER_WEIGHTS = ("bf16", "int8")
+"""Forms in which qkv can keep weights that do not fit as they are stored, the better one first."""
 
 VLLM_DTYPES = {"bf16": "auto", "int8": "int8_per_token_head"}
 """``--kv-cache-dtype`` where it is spelled otherwise than here."""
@@ -62,6 +66,8 @@ def advise(
     memory : int or str, optional
         Of the machine or card; this machine's own when left out.
     weights : int or str, optional
+        Bytes of all weights; or, of qkv alone, the form they are kept in, such as ``"int8"``. What fits
+        best when left out.
     shared_prefix : int
         Tokens at the beginning that all users have in common.
 
@@ -77,40 +83,73 @@ def advise(
     vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 8192 --max-num-seqs 64 --kv-cache-dtype int8_per_token_head --gpu-memory-utilization 0.9
     llama-server -m MODEL.gguf --ctx-size 524288 --parallel 64 --cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on
     """  # noqa: E501 - a command is one line
-    sized = find_model(model)
     device = machine_memory() if memory is None else parse_bytes(memory)
-    return tuple(_advice(engine, sized, users, context, device, weights, shared_prefix) for engine in ENGINES)
+    wish = _Wish(find_model(model), users, context, device, shared_prefix)
+    size = None if isinstance(weights, str) and weights in FORMS else weights
+    others = (_advice(wish.plan(engine, size)) for engine in ENGINES[1:])
+    return _own_advice(wish, weights), *others
 
 
-def _advice(
-    engine: str,
-    model: ModelMemory,
-    users: int,
-    context: int | None,
-    device: int,
-    weights: int | str | None,
-    shared_prefix: int,
-) -> Advice:
-    def planned(tokens: int) -> Plan:
-        return plan(
-            model, users, tokens, engine=engine, memory=device, weights=weights, shared_prefix=shared_prefix
-        )
+@dataclass(frozen=True)
+class _Wish:
+    """What is asked of every engine alike."""
 
-    made = planned(_longest(model) if context is None else context)
-    if context is None and not made.fits and (made.longest_context or 0) > shared_prefix:
-        made = planned(made.longest_context or 1)
-    outcome, reason = made.recommended.outcome, made.recommended.reason
-    if made.memory is not None and not made.memory.holds_weights:
+    model: ModelMemory
+    users: int
+    context: int | None
+    device: int
+    shared_prefix: int
+
+    def plan(self, engine: str, weights: int | str | None) -> Plan:
+        """Return the plan of an engine; without a length, for the longest that fits without loss."""
+
+        def of_length(tokens: int) -> Plan:
+            return plan(
+                *(self.model, self.users, tokens),
+                engine=engine,
+                memory=self.device,
+                weights=weights,
+                shared_prefix=self.shared_prefix,
+            )
+
+        made = of_length(_longest(self.model) if self.context is None else self.context)
+        if self.context is None and not made.fits and (made.longest_context or 0) > self.shared_prefix:
+            return of_length(made.longest_context or 1)
+        return made
+
+
+def _own_advice(wish: _Wish, weights: int | str | None) -> Advice:
+    """Keep weights as they are stored if that leaves room for the cache, else smaller."""
+    advice = _advice(wish.plan("qkv", weights), weights)
+    if advice.setting or weights is not None:
+        return advice
+    for form in SMALLER_WEIGHTS:
+        smaller = _advice(wish.plan("qkv", form), form)
+        if smaller.setting:
+            rounded = f"weights are rounded to {form}, for beside those stored nothing fits"
+            return replace(smaller, reason=f"{rounded}; the cache: {smaller.reason}")
+    return advice
+
+
+def _advice(made: Plan, weights: int | str | None = None) -> Advice:
+    engine, outcome = made.engine, made.recommended.outcome
+    assert made.memory is not None, "advice is for a device"
+    if not made.memory.holds_weights:
         return Advice(engine, "", too_large(made.memory), made)
     if outcome is None:
-        return Advice(engine, "", reason, made)
-    setting = {"qkv": _qkv, "vllm": _vllm, "llama.cpp": _llama_cpp}[engine](made, outcome.strategy.text)
-    return Advice(engine, setting, reason, made)
+        return Advice(engine, "", made.recommended.reason, made)
+    cache = outcome.strategy.text
+    if engine == "qkv":
+        setting = _qkv(cache, weights if isinstance(weights, str) and weights in FORMS else None)
+    else:
+        setting = {"vllm": _vllm, "llama.cpp": _llama_cpp}[engine](made, cache)
+    return Advice(engine, setting, made.recommended.reason, made)
 
 
-def _qkv(made: Plan, cache: str) -> str:
+def _qkv(cache: str, weights: str | None) -> str:
     text = "" if cache == "float32" else cache
-    return f'cache = qkv.new_cache(model, "{text}")'
+    loading = "" if weights is None else f'model = qkv.load(folder, weights="{weights}"); '
+    return f'{loading}cache = qkv.new_cache(model, "{text}")'
 
 
 def _vllm(made: Plan, cache: str) -> str:

@@ -11,7 +11,6 @@ STEP_TOKENS = 2048
 """Tokens run at once, where the engine does not say otherwise."""
 ACTIVATION_ITEMSIZE = 2
 LOGIT_ITEMSIZE = 4
-FLOAT32_ITEMSIZE = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class MemoryBudget:
 
 
 def memory_budget(
-    model: ModelMemory, engine: Engine, request: Request, device: int, weights: int | None
+    model: ModelMemory, engine: Engine, request: Request, device: int, weights: int
 ) -> MemoryBudget:
     """Divide a device's memory.
 
@@ -57,22 +56,16 @@ def memory_budget(
     request : Request
     device : int
         Bytes of one device.
-    weights : int, optional
-        Bytes of all weights; what the config or the folder says when left out.
-
-    Raises
-    ------
-    PlanError
-        If the weights' size is not known.
+    weights : int
+        Bytes of all weights.
 
     Examples
     --------
     >>> from qkv.planner.engines.ideal import Ideal
-    >>> model = ModelMemory("", "llama", (), weight_bytes=16_000, activation_numbers=10)
-    >>> memory_budget(model, Ideal(), Request(users=1, context=7), device=20_000, weights=None).cache
+    >>> model = ModelMemory("", "llama", (), activation_numbers=10)
+    >>> memory_budget(model, Ideal(), Request(users=1, context=7), device=20_000, weights=16_000).cache
     3860
     """
-    weights = loaded_weights(model, engine) if weights is None else weights
     tokens = min(request.step_tokens or STEP_TOKENS, request.users * request.context)
     workspace = (
         ACTIVATION_ITEMSIZE * model.activation_numbers * tokens
@@ -86,8 +79,8 @@ def memory_budget(
     )
 
 
-def loaded_weights(model: ModelMemory, engine: Engine) -> int:
-    """Return what an engine's weights take.
+def loaded_weights(model: ModelMemory) -> int:
+    """Return what an engine's weights take, of a model as `Engine.loaded` gives it.
 
     Raises
     ------
@@ -99,10 +92,7 @@ def loaded_weights(model: ModelMemory, engine: Engine) -> int:
             f"what the weights of {model.name} take is not known from its config; "
             "say it with weights=, or give the memory of the cache alone with kv_memory="
         )
-    if not engine.runs_in_float32:
-        return model.weight_bytes
-    stated = FLOAT32_ITEMSIZE * (model.num_parameters or 0)
-    return stated or 2 * model.weight_bytes  # stored in 16 bits
+    return model.weight_bytes
 
 
 def too_large(budget: MemoryBudget) -> str:

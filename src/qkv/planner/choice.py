@@ -42,12 +42,12 @@ def recommend(
     """
     choices = [outcome for outcome in outcomes if outcome.strategy.text]
     lossless = [outcome for outcome in choices if outcome.strategy.is_lossless]
-    smallest = min(lossless, key=lambda outcome: outcome.bytes_per_device)
+    smallest = min(lossless, key=lambda outcome: outcome.room_per_device)
     if budget is None:
         return Recommendation(smallest, "it loses nothing, and no memory was named that it has to fit in")
     there = show_bytes(budget)
-    if smallest.bytes_per_device <= budget and smallest.users_that_fit >= users:
-        needs = show_bytes(smallest.bytes_per_device)
+    if smallest.room_per_device <= budget and smallest.users_that_fit >= users:
+        needs = show_bytes(smallest.room_per_device)
         return Recommendation(smallest, f"it loses nothing, and its {needs} fit in {there}")
     for outcome in choices:
         if outcome.users_that_fit < users:
@@ -103,6 +103,6 @@ def _least_loss(outcome: Outcome, lossless: Outcome, budget: int) -> str:
     what = "forgets least" if outcome.strategy.budget is not None else "loses least"
     return (
         f"of those that fit in {show_bytes(budget)} it {what}: it takes "
-        f"{show_bytes(outcome.bytes_per_device)}, without loss it would be "
-        f"{show_bytes(lossless.bytes_per_device)}"
+        f"{show_bytes(outcome.room_per_device)}, without loss it would be "
+        f"{show_bytes(lossless.room_per_device)}"
     )

@@ -63,7 +63,7 @@ def read_model(config: Mapping[str, Any], name: str = "") -> ModelMemory:
     if any(part in config for part in OTHER_PARTS):
         reading.note("weights are those of the language model; pictures or sound come on top")
     try:
-        return _described(reading, name or section["model_type"])
+        return replace(_described(reading, name or section["model_type"]), config=config)
     except CheckpointError as error:
         raise PlanError(str(error)[:LONGEST_ERROR]) from error
 

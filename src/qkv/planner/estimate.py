@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qkv.errors import PlanError
+from qkv.models.weights import FORMS
 from qkv.planner.budget import MemoryBudget, loaded_weights, memory_budget, too_large
 from qkv.planner.choice import recommend
 from qkv.planner.engines import engine_named
@@ -62,7 +63,8 @@ def plan(
     kv_memory : int or str, optional
         For the cache alone, on each device.
     weights : int or str, optional
-        What all weights take, where the config does not tell.
+        What all weights take, where the config does not tell; or for engine qkv in which form they are
+        kept: ``"float32"``, ``"bf16"`` or ``"int8"``.
     page_size : int, optional
         P, tokens of a page; the ideal engine counts single tokens when left out.
     shared_prefix : int
@@ -100,8 +102,8 @@ def plan(
     >>> plan("llama-3-8b", 100, 4096, cache="int8", kv_memory="40GiB").users_that_fit
     155
     """
-    sized = find_model(model)
     layout = engine_named(engine)
+    sized = _weighed(find_model(model), layout, weights)
     request = Request(
         users=_count("users", users),
         context=_context(sized, context),
@@ -114,15 +116,21 @@ def plan(
     for name in ("shared_prefix", "new_tokens"):
         if getattr(request, name) > request.context:
             raise PlanError(f"{name} is part of the context: {getattr(request, name)} > {request.context}")
-    weight_bytes = None if weights is None else parse_bytes(weights)
-    divided, budget = _budgets(sized, layout, request, memory, kv_memory, weight_bytes)
+    divided, budget = _budgets(sized, layout, request, memory, kv_memory)
     chosen = layout.read(cache, request)
     made = _planned(sized, layout, request, chosen, divided, budget)
     if lengths is not None:
         made = replace(made, utilisation=_utilisation(made, lengths))
     if bandwidth is not None:
-        made = replace(made, speed=_speed(made, weight_bytes, bandwidth, compute))
+        made = replace(made, speed=_speed(made, bandwidth, compute))
     return made
+
+
+def _weighed(model: ModelMemory, engine: Engine, weights: int | str | None) -> ModelMemory:
+    """Return a model with what its weights take: the caller's own word, or as the engine keeps them."""
+    if weights is None or (isinstance(weights, str) and weights in FORMS):
+        return engine.loaded(model, weights)
+    return replace(model, weight_bytes=parse_bytes(weights))
 
 
 def _planned(
@@ -135,7 +143,7 @@ def _planned(
 ) -> Plan:
     candidates = engine.candidates(model, request)
     baseline = next(strategy for strategy in candidates if strategy.text)
-    assumed = outcome_of(model, engine, baseline, request, None).bytes_per_device
+    assumed = outcome_of(model, engine, baseline, request, None).room_per_device
 
     def evaluate(strategy: Strategy) -> Outcome:
         return outcome_of(model, engine, strategy, request, assumed if budget is None else budget)
@@ -163,13 +171,12 @@ def _budgets(
     request: Request,
     memory: int | str | None,
     kv_memory: int | str | None,
-    weights: int | None,
 ) -> tuple[MemoryBudget | None, int | None]:
     if memory is not None and kv_memory is not None:
         raise PlanError("memory is the whole device and kv_memory what is left for the cache: give one")
     if memory is None:
         return None, None if kv_memory is None else parse_bytes(kv_memory)
-    divided = memory_budget(model, engine, request, parse_bytes(memory), weights)
+    divided = memory_budget(model, engine, request, parse_bytes(memory), loaded_weights(model))
     return divided, divided.cache
 
 
@@ -183,15 +190,13 @@ def _utilisation(made: Plan, lengths: "str | Path | Lengths") -> "Comparison":
     return compare_utilisation(lengths, slots, made.request.context, made.request.page_size or 16)
 
 
-def _speed(
-    made: Plan, weights: int | None, bandwidth: float | str, compute: float | str | None
-) -> SpeedBounds:
+def _speed(made: Plan, bandwidth: float | str, compute: float | str | None) -> SpeedBounds:
     devices = made.request.tensor_parallel
     return speed_bounds(
         made.model,
         made.bytes,
         made.request.context,
-        weight_bytes=loaded_weights(made.model, engine_named(made.engine)) if weights is None else weights,
+        weight_bytes=loaded_weights(made.model),
         bandwidth=devices * parse_rate(bandwidth, "B/s"),
         compute=None if compute is None else devices * parse_rate(compute, "FLOP/s"),
     )

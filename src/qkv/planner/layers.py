@@ -1,8 +1,9 @@
 """What a model keeps between steps, layer by layer, before anyone decides how it is stored."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
 Reach = Literal["full", "sliding", "chunked", "cross"]
 """Which tokens a layer keeps: all; the last W; those of the current chunk; those of another input."""
@@ -131,6 +132,10 @@ class ModelMemory:
         What the reader of a plan should know, such as sizes the config leaves to the model's class.
     bounds : tuple of str
         Why the true figure may be smaller than the one given; empty where it is exact.
+    config : mapping
+        What config.json holds.
+    folder : Path, optional
+        Where the weights are, if they are on this machine.
 
     Examples
     --------
@@ -152,6 +157,8 @@ class ModelMemory:
     weight_bytes: int | None = None
     notes: tuple[str, ...] = ()
     bounds: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def num_layers(self) -> int:

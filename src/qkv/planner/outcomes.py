@@ -23,6 +23,8 @@ class Outcome:
     total_bytes : int
     bytes_per_device : int
         What one device holds of the total.
+    room_per_device : int
+        What it must have room for: more where a text takes more on its way than in the end.
     users_that_fit : int
         In the budget.
     longest_context : int, optional
@@ -34,6 +36,7 @@ class Outcome:
     bytes_per_user: int
     total_bytes: int
     bytes_per_device: int
+    room_per_device: int
     users_that_fit: int
     longest_context: int | None
 
@@ -55,13 +58,14 @@ def outcome_of(
     devices = request.tensor_parallel
     share = on_one_device(model, devices)
     demand = engine.demand(share, strategy, request)
-    budget = demand.total(request.users) if budget is None else budget
+    budget = demand.room(request.users) if budget is None else budget
     return Outcome(
         strategy=strategy,
         shared_bytes=devices * demand.shared,
         bytes_per_user=devices * demand.per_user,
         total_bytes=devices * demand.total(request.users),
         bytes_per_device=demand.total(request.users),
+        room_per_device=demand.room(request.users),
         users_that_fit=demand.users_in(budget),
         longest_context=_longest(share, engine, strategy, request, budget),
     )

@@ -108,6 +108,6 @@ class Plan:
         longest = self.longest_context or 0
         room = f"the longest that fits is {longest:,}" if longest else "not even one token fits"
         raise PlanError(
-            f"{users} of {self.request.context:,} tokens need {show_bytes(self.chosen.bytes_per_device)}, "
+            f"{users} of {self.request.context:,} tokens need {show_bytes(self.chosen.room_per_device)}, "
             f"and {show_bytes(self.budget)} are there; {room}"
         )

@@ -1,6 +1,7 @@
 """Where a model's config comes from: the catalogue, a folder, a file, GGUF metadata, or the hub."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +91,7 @@ def _from_path(path: Path) -> ModelMemory:
         return read_model(read_config(path), path.parent.name or path.name)
     memory = read_model(read_config(path / "config.json"), path.resolve().name)
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return replace(memory, weight_bytes=stored) if stored else memory
+    return replace(memory, weight_bytes=stored, folder=path) if stored else memory
 
 
 def _from_hub(name: str) -> ModelMemory:
@@ -98,6 +99,9 @@ def _from_hub(name: str) -> ModelMemory:
         from huggingface_hub import hf_hub_download
     except ImportError:
         raise unknown_name(name) from None
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it says at each of several tries what the error below says once
     try:
         return read_model(read_config(Path(hf_hub_download(name, "config.json"))), name)
     except PlanError:
@@ -107,3 +111,5 @@ def _from_hub(name: str) -> ModelMemory:
             f"{name} could not be fetched from the hub ({type(error).__name__}); "
             "download its config.json and give the path"
         ) from error
+    finally:
+        log.setLevel(level)

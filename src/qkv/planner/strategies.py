@@ -94,23 +94,36 @@ class Strategy:
 class Demand:
     """Bytes a strategy needs: ``shared`` once, ``per_user`` for each.
 
+    A text that grows to this length may take more on its way, as where pages are encoded when full: ``most``,
+    for each user. Room is needed for that.
+
     Examples
     --------
     >>> demand = Demand(shared=1000, per_user=300)
-    >>> demand.total(users=3), demand.users_in(2000)
-    (1900, 3)
+    >>> demand.total(users=3), demand.users_in(2000), Demand(1000, 300, most=500).users_in(2000)
+    (1900, 3, 2)
     """
 
     shared: int
     per_user: int
+    most: int = 0
+
+    @property
+    def room_per_user(self) -> int:
+        """Bytes that each user must have room for."""
+        return max(self.per_user, self.most)
 
     def total(self, users: int) -> int:
         """Return the bytes for so many users."""
         return self.shared + users * self.per_user
 
+    def room(self, users: int) -> int:
+        """Return the bytes that so many users must have room for."""
+        return self.shared + users * self.room_per_user
+
     def users_in(self, budget: int) -> int:
         """Return how many users fit."""
-        return max(0, (budget - self.shared) // self.per_user) if self.per_user else 0
+        return max(0, (budget - self.shared) // self.room_per_user) if self.room_per_user else 0
 
 
 class Engine(Protocol):
@@ -126,9 +139,8 @@ class Engine(Protocol):
         """Of a device's memory, what the engine takes for itself at most."""
         ...
 
-    @property
-    def runs_in_float32(self) -> bool:
-        """Whether weights are widened to 4 bytes a number when loaded."""
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return a model with the weights as they are kept in memory, in the form that a text names."""
         ...
 
     def read(self, cache: str, request: Request) -> Strategy:
@@ -146,6 +158,22 @@ class Engine(Protocol):
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         ...
+
+
+def as_stored(model: ModelMemory, form: str | None) -> ModelMemory:
+    """Return the model itself, for engines that keep weights as the file has them.
+
+    Raises
+    ------
+    PlanError
+        If another form is asked for.
+    """
+    if form is not None:
+        raise PlanError(
+            f"the planner knows weights kept as {form} of engine qkv alone; "
+            "say how many bytes they take, such as weights='8GB'"
+        )
+    return model
 
 
 def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], Strategy]) -> Strategy:

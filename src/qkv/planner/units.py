@@ -1,11 +1,11 @@
 """Amounts of memory and speed as people write them: 80GiB, 3.35TB/s, 990TFLOP/s."""
 
 import re
+from dataclasses import dataclass
 
 from qkv.errors import PlanError
 
 GIB = 2**30
-GB = 10**9
 
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _BINARY = {f"{letter}ib": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
@@ -84,3 +84,30 @@ def show_bytes(amount: int) -> str:
         if amount >= 1024**power:
             return f"{amount / 1024**power:,.2f} {binary} ({amount / 1000**power:,.2f} {decimal})"
     return f"{amount} bytes"
+
+
+@dataclass(frozen=True)
+class Units:
+    """A pair of units for the columns of a table: 1024 and 1000 to some power."""
+
+    binary: str
+    decimal: str
+    power: int
+
+    def show(self, amount: int, *widths: int) -> str:
+        """Return an amount in both, each right-aligned in so many columns."""
+        first, second = widths
+        return f"{amount / 1024**self.power:{first},.2f} {amount / 1000**self.power:{second},.2f}"
+
+
+def units_for(amount: int) -> Units:
+    """Return the units in which a table reads well whose amounts are about this.
+
+    Examples
+    --------
+    >>> units_for(53_687_091_200).show(27_682_406_400, 8, 9)
+    '   25.78     27.68'
+    >>> units_for(491_520).binary
+    'MiB'
+    """
+    return Units("GiB", "GB", 3) if amount >= GIB // 10 else Units("MiB", "MB", 2)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.errors import ChatTemplateError, OptionError, PromptError
-from qkv.tokens import chat
 from qkv.tokens.folder import read_chat_templates, read_core, read_special_tokens
 from qkv.tokens.joiner import TokenJoiner
 from qkv.tokens.stream import StreamDecoder
 
 if TYPE_CHECKING:  # loaded when a tokenizer is read
     import tokenizers
+
+    from qkv.tokens.chat import Message
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +171,7 @@ class Tokenizer:
 
     def render_chat(
         self,
-        messages: Sequence[chat.Message],
+        messages: "Sequence[Message]",
         *,
         add_generation_prompt: bool = True,
         clock: Callable[[], datetime] = datetime.now,
@@ -199,6 +200,8 @@ class Tokenizer:
         ChatTemplateError
             If there is no template, or it fails.
         """
+        from qkv.tokens import chat  # and Jinja, which is only for this
+
         template = self._chat_template(with_tools=variables.get("tools") is not None)
         given = {**self.special_tokens, "add_generation_prompt": add_generation_prompt, **variables}
         return chat.render(template, messages, clock=clock, **given)

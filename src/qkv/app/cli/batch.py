@@ -13,22 +13,24 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from qkv.app.cli.sampling import logprobs_record
 from qkv.engine import Engine, Stream
+from qkv.engine.bad_words import spell
 from qkv.errors import OptionError, QKVError
 from qkv.ops.sampling import Sampling
 
 SAMPLING_FIELDS = frozenset(
-    {"temperature", "top_k", "top_p", "min_p", "min_tokens", "seed"}
+    {"temperature", "top_k", "top_p", "min_p", "min_tokens", "seed", "logprobs", "logit_bias", "bad_words"}
     | {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 )
-FIELDS = SAMPLING_FIELDS | {"id", "prompt", "max_tokens", "stop", "cache"}
+FIELDS = SAMPLING_FIELDS | {"id", "prompt", "max_tokens", "stop", "stop_ids", "ignore_eos", "cache"}
 """What a line of prompts may say."""
 
 
@@ -85,12 +87,21 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What ends a text: these strings, these ids, and the model's own end ids unless they are ignored."""
+
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
 class Defaults:
     """What the command line says, for lines that say nothing of it."""
 
     sampling: Sampling
     max_tokens: int
-    stop: Sequence[str]
+    ends: Ends
 
 
 @dataclass(frozen=True)
@@ -141,9 +152,19 @@ def _wrong(options: Mapping[str, Any]) -> str:
             return f"max_tokens {value!r}, which is no whole number"
         if name == "cache" and not isinstance(value, str):
             return f"cache {value!r}, which is no text"
-        if name == "stop" and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+        if name == "stop" and not _is_list_of(str, value):
             return f"stop {value!r}, which is no list of texts"
+        if name == "stop_ids" and not _is_list_of(int, value):
+            return f"stop_ids {value!r}, which is no list of token ids"
+        if name == "ignore_eos" and type(value) is not bool:
+            return f"ignore_eos {value!r}, which is neither true nor false"
+        if name == "bad_words" and not isinstance(value, list):
+            return f"bad_words {value!r}, which is no list of words"
     return ""
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(type(one) is kind for one in value)
 
 
 def run_batch(engine: Engine, prompts: Path, out: Path, defaults: Defaults) -> BatchReport:
@@ -260,6 +281,8 @@ class _Batch:
             "prompt_tokens": len(stream.prompt_ids),
             "new_tokens": len(stream.new_ids),
         }
+        if stream.logprobs:
+            record["logprobs"] = logprobs_record(stream.logprobs, self.engine.model.tokenizer)
         self.prompt_tokens += len(stream.prompt_ids)
         self._write_record(record if stream.error is None else record | {"error": str(stream.error)})
 
@@ -295,13 +318,26 @@ def _submitted(engine: Engine, line: Line, defaults: Defaults) -> Stream:
         raise OptionError(line.error)
     given = dict(line.options)
     own = {name: given.pop(name) for name in SAMPLING_FIELDS & given.keys()}
+    if "bad_words" in own:
+        own["bad_words"] = spell(own["bad_words"], engine.model.tokenizer)
+    if "logit_bias" in own:
+        own["logit_bias"] = _bias(own["logit_bias"])
+    ends = {name: given[name] for name in ("stop", "stop_ids", "ignore_eos") if name in given}
     return engine.submit(
         line.prompt,
         sampling=replace(defaults.sampling, **own),
         policy=given.get("cache"),
         max_tokens=given.get("max_tokens", defaults.max_tokens),
-        stop=given.get("stop", defaults.stop),
+        **asdict(replace(defaults.ends, **ends)),
     )
+
+
+def _bias(said: Any) -> Any:
+    """Return a bias with ids for keys: in JSON a key is always text."""
+    try:
+        return {int(token_id): added for token_id, added in said.items()}
+    except (AttributeError, ValueError):
+        return said  # `Sampling` says what is wrong with it
 
 
 def _progress() -> Progress:

@@ -1,9 +1,9 @@
-"""`qkv compare`: what cache policies save on a prompt, and what they change in what the model says."""
+"""`qkv compare`: what cache policies and smaller weights save, and what they change in what a model says."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import Console
@@ -18,16 +18,23 @@ from qkv.engine.comparison import compare as compare_policies
 from qkv.engine.generation import require_tokenizer
 from qkv.errors import OptionError
 from qkv.models import Model
+from qkv.models.weights import Weights, form_of, weight_nbytes
 
 
 def compare(
-    model: Annotated[Path, typer.Option(help="A model folder: config.json, safetensors, tokenizer.json.")],
     prompt: Annotated[
         str | None, typer.Argument(help="The text to continue; half of --text when left out.")
     ] = None,
+    model: Annotated[
+        str, typer.Option(help="A folder with config.json and safetensors; verse comes with qkv.")
+    ] = "verse",
     cache: Annotated[
         list[str] | None,
         typer.Option(help="A policy, such as int8,window=1024; repeatable. One of each kind when left out."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="Run these weights beside the stored ones; repeatable. Alone, no policy is run."),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="Score the text of this file, instead of what the model writes.")
@@ -37,15 +44,18 @@ def compare(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run cache policies side by side on PROMPT, and say what each costs against the full float32 cache.
+    """Run cache policies and weights side by side on PROMPT; say what each costs against the full cache.
 
-    Every policy reads the same tokens: those that the full cache makes most likely, or those of a text.
+    All read the same tokens: those that the full float32 cache makes most likely, or those of a text.
     """
-    policies = None if cache is None else [_policy(one) for one in cache]
+    policies = None if cache is None and weights is None else [_policy(one) for one in cache or ()]
+    forms: list[Weights] = [_weights(one) for one in weights or ()]
     continuation = None if text is None else _read(text)
     loaded = load_model(model)
     beginning, scored = _split(loaded, prompt, continuation)
-    warm_up(loaded, Policy())
+    others: dict[str, Model] = {form: load_model(model, form) for form in forms}
+    for one in (loaded, *others.values()):
+        warm_up(one, Policy())
     with _progress() as progress:
         found = compare_policies(
             loaded,
@@ -53,17 +63,19 @@ def compare(
             policies,
             text=scored,
             max_tokens=max_tokens,
+            others=others,
             on_step=_showing(progress),
         )
     tokenizer = require_tokenizer(loaded)
+    nbytes = {name: weight_nbytes(one) for name, one in {"": loaded, **others}.items()}
     if as_json:
-        typer.echo(json.dumps(as_record(found, tokenizer), ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(as_record(found, tokenizer, nbytes), ensure_ascii=False, indent=2))
         return
     console = Console(highlight=False)
     for part in heading(found, tokenizer, scored):
         console.print(part)
     console.print(comparison_table(found, tokenizer))
-    for line in notes(found):
+    for line in notes(found, nbytes):
         console.print(Text(line, "dim"), soft_wrap=True)
 
 
@@ -72,6 +84,11 @@ def _policy(text: str) -> Policy:
         return Policy.parse(text)
     except OptionError as error:
         raise OptionError(f"--cache {text}: {error}") from error
+
+
+def _weights(text: str) -> Weights:
+    form_of(cast(Weights, text))
+    return cast(Weights, text)
 
 
 def _read(file: Path) -> str:

@@ -1,6 +1,6 @@
-"""A comparison of cache policies as a table for a terminal of 80 columns, and as one JSON object."""
+"""A comparison of cache policies and weights as a table of 80 columns, and as one JSON object."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -30,7 +30,7 @@ def heading(found: Comparison, tokenizer: Tokenizer, scored: Sequence[int] | Non
 
 
 def comparison_table(found: Comparison, tokenizer: Tokenizer) -> Table:
-    """Return a row per policy, for a terminal of 80 columns or more."""
+    """Return a row per policy, and one per other weights, for a terminal of 80 columns or more."""
     unit, size = _unit(found)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("policy", overflow="fold")
@@ -40,10 +40,10 @@ def comparison_table(found: Comparison, tokenizer: Tokenizer) -> Table:
     table.add_row("full, float32", *[NOTHING] * 3, *_costs(found.full, size), "")
     for row in found.rows:
         if isinstance(row, NotCompared):
-            table.add_row(_name(row.policy), *[NOTHING] * 6, "not run, see below", style="dim")
+            table.add_row(_row_name(row), *[NOTHING] * 6, "not run, see below", style="dim")
             continue
         table.add_row(
-            _name(row.policy),
+            _row_name(row),
             format_kl(row.mean_kl),
             f"{100 * row.agreement:.1f}",
             format_difference(row.perplexity - found.full.perplexity),
@@ -53,13 +53,26 @@ def comparison_table(found: Comparison, tokenizer: Tokenizer) -> Table:
     return table
 
 
-def notes(found: Comparison) -> list[str]:
-    """Return what the figures mean, what may surprise in them, and why a policy has none."""
+def notes(found: Comparison, weight_nbytes: Mapping[str, int]) -> list[str]:
+    """Return what the figures mean, what may surprise in them, and why a policy has none.
+
+    Parameters
+    ----------
+    found : Comparison
+    weight_nbytes : mapping of str to int
+        Bytes of the weights by their names, and of those of the model itself by "".
+    """
     lines = [
         "KL(full || policy): mean per token; top-1: how often the same token is likeliest;",
         f"Δppl: perplexity of the text, beyond {found.full.perplexity:.4g} with the full cache; "
         "tok/s: decoding;",
         "differs after: how many tokens; then the first it prefers, not the full cache's",
+    ]
+    own = weight_nbytes[""]
+    lines += [
+        f"{name} weights: {nbytes:,} bytes, {nbytes / own:.2f} times the {own:,} of those as stored"
+        for name, nbytes in weight_nbytes.items()
+        if name
     ]
     idle = [
         row.policy for row in found.compared if row.policy.eviction is not None and not row.dropped_tokens
@@ -69,24 +82,32 @@ def notes(found: Comparison) -> list[str]:
     closing = [row.policy for row in found.compared if element_named(row.policy.element).closes_pages]
     if closing:
         lines.append(f"newest tokens in float32 until their page is full: {_names(closing)}")
-    return lines + [f"not run: {_name(row.policy)}: {row.reason}" for row in found.not_compared]
+    return lines + [f"not run: {_row_name(row)}: {row.reason}" for row in found.not_compared]
 
 
-def as_record(found: Comparison, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a comparison as plain values, for JSON."""
+def as_record(found: Comparison, tokenizer: Tokenizer, weight_nbytes: Mapping[str, int]) -> dict[str, Any]:
+    """Return a comparison as plain values, for JSON; the bytes of weights as for `notes`."""
     return {
         "prompt": tokenizer.decode(found.prompt_ids),
         "text": tokenizer.decode(found.text_ids),
         "prompt_tokens": len(found.prompt_ids),
         "text_tokens": len(found.text_ids),
         "full": _figures(found.full, found, tokenizer),
-        "policies": [
-            {"policy": _name(row.policy), "error": row.reason}
-            if isinstance(row, NotCompared)
-            else _figures(row, found, tokenizer)
+        "policies": [_entry(row, found, tokenizer) for row in found.rows if not row.weights],
+        "weight_bytes": weight_nbytes[""],
+        "weights": [
+            {"weights": row.weights, "weight_bytes": weight_nbytes[row.weights]}
+            | _entry(row, found, tokenizer)
             for row in found.rows
+            if row.weights
         ],
     }
+
+
+def _entry(row: Compared | NotCompared, found: Comparison, tokenizer: Tokenizer) -> dict[str, Any]:
+    if isinstance(row, NotCompared):
+        return {"policy": _name(row.policy), "error": row.reason}
+    return _figures(row, found, tokenizer)
 
 
 def format_kl(nats: float) -> str:
@@ -190,6 +211,10 @@ def _divergence_record(
 
 def _name(policy: Policy) -> str:
     return str(policy) or "float32"
+
+
+def _row_name(row: Compared | NotCompared) -> str:
+    return f"{row.weights} weights" if row.weights else _name(row.policy)
 
 
 def _names(policies: Sequence[Policy]) -> str:

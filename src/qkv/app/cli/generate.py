@@ -3,25 +3,26 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from qkv.app.cli.batch import Defaults, run_batch
+from qkv.app.cli.batch import Defaults, Ends, run_batch
 from qkv.app.cli.loading import load_model, note, warm_up
+from qkv.app.cli.sampling import logprobs_record, parse_bias
+from qkv.app.cli.status import INTERRUPTED
 from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine import Engine, Generation
+from qkv.engine.bad_words import spell
 from qkv.engine.engine import MAX_BATCH
+from qkv.engine.fitting import learn_windows, longest_text
 from qkv.errors import CacheFull, OptionError, PlanError
 from qkv.models import Model, new_cache
 from qkv.models.weights import Weights
 from qkv.ops.sampling import Sampling
 from qkv.planner.units import parse_bytes
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells count it."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,18 @@ class CacheChoice:
 
     def new_cache(self, model: Model) -> PagedCache:
         """Return an empty cache of this kind."""
-        return new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
+        cache = new_cache(model, self.policy, pool=PagePool(self.budget_bytes))
+        if self.budget_bytes is not None:
+            learn_windows(model, cache)
+        return cache
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """What one run made and what it took; the fields are those of ``--json``."""
+    """What one run made and what it took; the fields are those of ``--json``.
+
+    ``logprobs`` is ``None`` unless they were asked for.
+    """
 
     text: str
     prompt_tokens: int
@@ -79,11 +86,17 @@ class RunReport:
     kv_bytes_allocated: int
     kv_bytes_peak: int
     error: str | None
+    logprobs: list[dict[str, Any]] | None = None
 
     @property
     def seconds(self) -> float:
         """Prefill and decode together."""
         return self.prefill_seconds + self.decode_seconds
+
+    def record(self) -> dict[str, Any]:
+        """Return the report for JSON, without logprobs that nobody asked for."""
+        fields = asdict(self)
+        return fields if self.logprobs is not None else {k: v for k, v in fields.items() if k != "logprobs"}
 
     def line(self) -> str:
         """Return the one line shown under the text."""
@@ -108,8 +121,10 @@ class RunReport:
 
 
 def generate(
-    model: Annotated[Path, typer.Option(help="A model folder: config.json, safetensors, tokenizer.json.")],
     prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A folder with config.json and safetensors; verse comes with qkv.")
+    ] = "verse",
     prompts: Annotated[
         Path | None, typer.Option(help='In its place, a file of them: {"prompt": "Once"} on each line.')
     ] = None,
@@ -123,8 +138,20 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Keep the most likely tokens that reach p together.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Keep tokens this likely relative to the best.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes seen tokens less likely.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Taken off the logits of generated tokens.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="The same, for each time they came.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(help="Added to a token's logit: 5=-2.5; repeatable.")
+    ] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(help="A word not to be written; repeatable.")] = None,
+    min_tokens: Annotated[int, typer.Option(help="So many tokens come before the text may end.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Makes random choices reproducible.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the generation; repeatable.")] = None,
+    stop_id: Annotated[list[int] | None, typer.Option(help="Token id that does so; repeatable.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own end.")] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="How likely each token was, and the k likeliest, in the JSON.")
+    ] = None,
     weights: Annotated[Weights, typer.Option(help="How the weights are kept in memory.")] = "as stored",
     cache: Annotated[
         str, typer.Option(help="What the KV cache keeps, and how: int8,window=1024. Empty keeps all.")
@@ -140,18 +167,37 @@ def generate(
     choice = CacheChoice.parse(cache, cache_budget)
     _require_sense(choice, no_cache=no_cache, compare=compare)
     files = _batch_files(prompt, prompts, out, alone=no_cache or compare)
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    if logprobs is not None and files is None and not as_json:
+        raise OptionError("--logprobs are shown in JSON only; add --json")
+    sampling = Sampling(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        seed,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=parse_bias(logit_bias or ()),
+        min_tokens=min_tokens,
+        logprobs=logprobs,
+    )
+    ends = Ends(tuple(stop or ()), tuple(stop_id or ()), ignore_eos)
     loaded = load_model(model, weights)
+    sampling = replace(sampling, bad_words=spell(bad_word or (), loaded.tokenizer))
     warm_up(loaded, None if no_cache else choice.policy)
     if files is not None:
         engine = Engine(loaded, choice.budget_bytes, choice.policy, max_batch=max_batch)
-        _run_files(engine, *files, Defaults(sampling, max_tokens, stop or ()), as_json)
+        _run_files(engine, *files, Defaults(sampling, max_tokens, ends), as_json)
         return
     assert prompt is not None, "without files there is a prompt"
 
     def begin(cached: bool) -> tuple[Generation, PagedCache | None]:
         new = choice.new_cache(loaded) if cached else None
-        made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, stop=stop or (), cache=new)
+        made = Generation(loaded, prompt, sampling, max_tokens=max_tokens, cache=new, **asdict(ends))
+        if new is not None:
+            num_prompt = len(made.prompt_ids)
+            _require_room(new, num_prompt, min(max_tokens, loaded.context_length - num_prompt))
         return made, new
 
     if compare:
@@ -159,7 +205,7 @@ def generate(
         _compare(begin, prompt, as_json)
         return
     report = _run(*begin(not no_cache), prompt, stream=not as_json)
-    _print_json({"prompt": prompt} | asdict(report)) if as_json else note(report.line())
+    _print_json({"prompt": prompt} | report.record()) if as_json else note(report.line())
     if report.error is not None:
         raise OptionError(report.error)
     if report.finish_reason == "interrupted":
@@ -194,6 +240,19 @@ def _require_sense(choice: CacheChoice, *, no_cache: bool, compare: bool) -> Non
         raise OptionError("--compare runs with and without the cache already; leave --no-cache out")
     if no_cache and choice != CacheChoice(Policy(), None):
         raise OptionError("--cache and --cache-budget are about the cache that --no-cache does without")
+
+
+def _require_room(cache: PagedCache, prompt_tokens: int, new_tokens: int) -> None:
+    """Refuse a text that would outgrow the budget, before any of it is run."""
+    budget, asked = cache.pool.budget_bytes, prompt_tokens + new_tokens
+    longest = longest_text(cache, prompt_tokens, asked)
+    if budget is None or longest == asked:
+        return
+    raise OptionError(
+        f"--cache-budget of {budget:,} bytes is too small for the {prompt_tokens:,} tokens of the prompt and "
+        f"{new_tokens:,} new ones: the longest text that fits has {longest:,} tokens, new ones included; "
+        "raise it, take fewer --max-tokens, or let --cache keep less, as int8 and streaming=256 do"
+    )
 
 
 def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, stream: bool) -> RunReport:
@@ -252,6 +311,9 @@ def _report(
         kv_bytes_allocated=0 if cache is None else cache.nbytes,
         kv_bytes_peak=0 if cache is None else cache.pool.peak_nbytes,
         error=error,
+        logprobs=logprobs_record(generation.logprobs, generation.tokenizer)
+        if generation.wants_logprobs
+        else None,
     )
 
 
@@ -263,12 +325,12 @@ def _compare(
     """Run with the cache, then without, and say how much faster the cache made it at this length."""
     cached = _run(*begin(True), prompt, stream=not as_json)
     if cached.error is not None:
-        _print_json({"prompt": prompt, "cached": asdict(cached)}) if as_json else note(cached.line())
+        _print_json({"prompt": prompt, "cached": cached.record()}) if as_json else note(cached.line())
         raise OptionError(cached.error)
     uncached = _run(*begin(False), prompt, stream=False)
     speed_up = uncached.seconds / cached.seconds if cached.seconds else 0.0
     if as_json:
-        runs = {"cached": asdict(cached), "uncached": asdict(uncached)}
+        runs = {"cached": cached.record(), "uncached": uncached.record()}
         _print_json(
             {"prompt": prompt, **runs, "speed_up": speed_up, "same_text": cached.text == uncached.text}
         )

@@ -12,7 +12,7 @@ from qkv.models.weights import Weights
 WARM_UP_TOKENS = 16
 
 
-def load_model(folder: Path, weights: Weights = "as stored") -> Model:
+def load_model(folder: str | Path, weights: Weights = "as stored") -> Model:
     """Load a model, saying what was odd about it in one line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

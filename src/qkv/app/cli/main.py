@@ -1,33 +1,50 @@
 """The `qkv` command: its sub-commands, and one clear line for whatever goes wrong."""
 
 import sys
-from importlib.metadata import version
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_command
 
-from qkv.app.cli.bench import bench
-from qkv.app.cli.compare import compare
-from qkv.app.cli.generate import INTERRUPTED, generate
-from qkv.app.cli.plan import plan
-from qkv.app.cli.tokens import tokens
+from qkv.app.cli.status import BAD_INPUT, INTERRUPTED
 from qkv.errors import QKVError
 
-BAD_INPUT = 2
-"""Exit status for input that cannot be used."""
+COMMANDS = ("generate", "compare", "plan", "tokens", "train", "lab", "bench")
+"""Each is a module beside this one, with a function of the same name."""
 
-app = typer.Typer(name="qkv", add_completion=False, pretty_exceptions_enable=False)
-app.command()(generate)
-app.command()(compare)
-app.command()(plan)
-app.command()(tokens)
-app.command()(bench)
+
+class Commands(TyperGroup):
+    """Loads a command when it is called or listed, so that none waits for the libraries of the others."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: dict[str, Any] = dict.fromkeys(COMMANDS)  # names, until one is asked for
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command by its name, ``None`` if there is none."""
+        if cmd_name in COMMANDS and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = load_command(cmd_name)
+        return self.commands.get(cmd_name)
+
+
+def load_command(name: str) -> Any:
+    """Return a command as typer runs it."""
+    alone = typer.Typer(add_completion=False)
+    alone.command(name)(getattr(import_module(f"qkv.app.cli.{name}"), name))
+    return get_command(alone)
+
+
+app = typer.Typer(name="qkv", cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 
 
 def show_version(wanted: bool) -> None:
     """Print the version and end, if asked to."""
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"qkv {version('qkv')}")
         raise typer.Exit
 

@@ -26,7 +26,10 @@ def plan(
     engine: Annotated[str, typer.Option(help="ideal, qkv, vllm, llama.cpp or transformers.")] = "ideal",
     memory: Annotated[str | None, typer.Option(help="Of one device, with its unit: 80GiB.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="For the cache alone: 40GiB.")] = None,
-    weights: Annotated[str | None, typer.Option(help="What the weights take, where it is not known.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="What the weights take, where it is not known; of qkv also their form: int8."),
+    ] = None,
     page_size: Annotated[int | None, typer.Option(help="Tokens per page.")] = None,
     shared_prefix: Annotated[int, typer.Option(help="First tokens that all users have in common.")] = 0,
     new_tokens: Annotated[int, typer.Option(help="How many of the context are generated.")] = 0,

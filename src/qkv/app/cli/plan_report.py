@@ -8,7 +8,7 @@ from typing import Any
 from qkv.planner import Plan
 from qkv.planner.advice import Advice, room
 from qkv.planner.outcomes import Outcome
-from qkv.planner.units import GB, GIB, show_bytes
+from qkv.planner.units import Units, show_bytes, units_for
 
 WIDTH = 80
 TITLE = 35
@@ -33,7 +33,7 @@ def report(plan: Plan) -> str:
 def heading(plan: Plan) -> str:
     """Return who asks for how much."""
     request = plan.request
-    users = f"{request.users:,} user{'s' if request.users > 1 else ''}"
+    users = _users(request.users)
     devices = f" on {request.tensor_parallel} devices" if request.tensor_parallel > 1 else ""
     shared = f", the first {request.shared_prefix:,} in common" if request.shared_prefix else ""
     bound = " (upper bound)" if plan.is_bound else ""
@@ -46,13 +46,14 @@ def heading(plan: Plan) -> str:
 def table(plan: Plan) -> str:
     """Return a row per strategy: memory in both units, percent, users in the budget."""
     baseline = next(outcome for outcome in plan.outcomes if outcome.strategy.text)
-    budget = baseline.bytes_per_device if plan.budget is None else plan.budget
-    head = f"  {'strategy':{TITLE}} {'GiB':>8} {'GB':>9} {'%':>5} {'users':>7} {'tokens':>9}"
-    rows = [_row(outcome, plan, baseline) for outcome in _shown(plan)]
+    budget = baseline.room_per_device if plan.budget is None else plan.budget
+    units = units_for(baseline.total_bytes)
+    head = f"  {'strategy':{TITLE}} {units.binary:>8} {units.decimal:>9} {'%':>5} {'users':>7} {'tokens':>9}"
+    rows = [_row(outcome, plan, baseline, units) for outcome in _shown(plan)]
     where = "" if plan.budget is not None else "what the 100 % row takes, "
     each = " on each device" if plan.request.tensor_parallel > 1 else ""
     closing = (
-        f"users, or tokens of {plan.request.users:,} users, that fit in {where}{show_bytes(budget)}{each}"
+        f"users, or tokens of {_users(plan.request.users)}, that fit in {where}{show_bytes(budget)}{each}"
     )
     return "\n".join([head, *rows, paragraph("  ", closing)])
 
@@ -79,7 +80,7 @@ def arithmetic(plan: Plan) -> str:
     chosen = plan.chosen
     shared = f"{chosen.shared_bytes:,} shared + " if chosen.shared_bytes else ""
     lines += wrap(
-        f"{shared}{plan.request.users:,} users × {chosen.bytes_per_user:,} = {plan.bytes:,} bytes "
+        f"{shared}{_users(plan.request.users)} × {chosen.bytes_per_user:,} = {plan.bytes:,} bytes "
         f"= {show_bytes(plan.bytes)}",
         WIDTH - 2,
         initial_indent="  ",
@@ -96,8 +97,10 @@ def division(plan: Plan) -> str:
     rows = [("weights", memory.weights), ("workspace, estimated", memory.workspace), ("cache", memory.cache)]
     if memory.reserve:
         rows.insert(0, ("left alone by the engine", memory.reserve))
-    lines = [f"  {name:{TITLE}} {amount / GIB:9,.2f} {amount / GB:9,.2f}" for name, amount in rows]
-    return "\n".join([f"  {f'of {show_bytes(memory.device)}':{TITLE}} {'GiB':>9} {'GB':>9}", *lines])
+    units = units_for(memory.weights)
+    head = f"  {f'of {show_bytes(memory.device)}':{TITLE}} {units.binary:>9} {units.decimal:>9}"
+    lines = [f"  {name:{TITLE}} {units.show(amount, 9, 9)}" for name, amount in rows]
+    return "\n".join([head, *lines])
 
 
 def speed(plan: Plan) -> str:
@@ -106,7 +109,7 @@ def speed(plan: Plan) -> str:
     if bounds is None:
         return ""
     decode = (
-        f"at best {bounds.decode_tokens_per_second:,.1f} tokens/s for each of {plan.request.users:,} users: "
+        f"at best {bounds.decode_tokens_per_second:,.1f} tokens/s for each of {_users(plan.request.users)}: "
         f"{show_bytes(bounds.step_bytes)} are read for each step"
     )
     if bounds.prefill_seconds is None:
@@ -176,8 +179,7 @@ def as_record(plan: Plan) -> dict[str, Any]:
 def advice_report(advice: Sequence[Advice]) -> str:
     """Return a setting per engine, what it takes and why."""
     request = advice[0].plan.request
-    users = f"{request.users:,} user{'s' if request.users > 1 else ''}"
-    parts = [f"{advice[0].plan.model.name}, {users}"]
+    parts = [f"{advice[0].plan.model.name}, {_users(request.users)}"]
     for each in advice:
         fits = bool(each.setting)
         lines = [
@@ -210,6 +212,10 @@ def paragraph(lead: str, text: str) -> str:
     return "\n".join(wrap(lead + text, WIDTH, subsequent_indent=" " * len(lead), break_long_words=False))
 
 
+def _users(count: int) -> str:
+    return f"{count:,} user{'s' if count > 1 else ''}"
+
+
 def _shown(plan: Plan) -> list[Outcome]:
     """Return the rows: what is compared, then the choice and what was asked for where they are others."""
     rows = list(plan.outcomes)
@@ -223,7 +229,7 @@ def _alike(one: Outcome, other: Outcome) -> bool:
     return one.strategy.text == other.strategy.text and one.total_bytes == other.total_bytes
 
 
-def _row(outcome: Outcome, plan: Plan, baseline: Outcome) -> str:
+def _row(outcome: Outcome, plan: Plan, baseline: Outcome, units: Units) -> str:
     total, mark = outcome.total_bytes, " "
     if plan.recommended.outcome is not None and outcome.strategy == plan.recommended.outcome.strategy:
         mark = "→"
@@ -233,8 +239,7 @@ def _row(outcome: Outcome, plan: Plan, baseline: Outcome) -> str:
     percent = 100 * total / max(1, baseline.total_bytes)
     share = f"{percent:5.1f}" if percent < 1000 else f"{percent:5.0f}"
     return (
-        f"{mark} {title:{TITLE}} {total / GIB:8,.2f} {total / GB:9,.2f} {share} "
-        f"{outcome.users_that_fit:7,} {longest:>9}"
+        f"{mark} {title:{TITLE}} {units.show(total, 8, 9)} {share} {outcome.users_that_fit:7,} {longest:>9}"
     )
 
 

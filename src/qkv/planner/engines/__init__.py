@@ -3,20 +3,30 @@
 ``read`` a cache setting, name the ``candidates`` worth comparing, and say what one ``demand``s.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from qkv.errors import PlanError
 from qkv.planner.engines.ideal import Ideal
 from qkv.planner.engines.llama_cpp import LlamaCpp
-from qkv.planner.engines.own import Own
 from qkv.planner.engines.transformers import Transformers
 from qkv.planner.engines.vllm import VLLM
 from qkv.planner.strategies import Engine
 
-ENGINES: Mapping[str, Engine] = {
-    engine.name: engine for engine in (Ideal(), Own(), VLLM(), LlamaCpp(), Transformers())
+
+def _own() -> Engine:
+    from qkv.planner.engines.own import Own  # with it come the caches and NumPy, which the others do without
+
+    return Own()
+
+
+ENGINES: Mapping[str, Callable[[], Engine]] = {
+    "ideal": Ideal,
+    "qkv": _own,
+    "vllm": VLLM,
+    "llama.cpp": LlamaCpp,
+    "transformers": Transformers,
 }
-"""Every engine by name."""
+"""What makes each engine, by its name."""
 
 
 def engine_named(name: str) -> Engine:
@@ -29,4 +39,4 @@ def engine_named(name: str) -> Engine:
     """
     if name not in ENGINES:
         raise PlanError(f"an engine is one of {', '.join(ENGINES)}, not {name[:40]!r}")
-    return ENGINES[name]
+    return ENGINES[name]()

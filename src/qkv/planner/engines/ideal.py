@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
 from qkv.planner.term import Term
 
 PAGE_SIZE = 16
@@ -17,8 +17,11 @@ class Ideal:
     """Pages or runs of exactly the bytes that their numbers and scales take."""
 
     name: str = "ideal"
-    runs_in_float32: bool = False
     usable_share: float = 1.0
+
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return the model itself: its weights are kept as they are stored."""
+        return as_stored(model, form)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy a text asks for: a storage, and limits on what is kept."""

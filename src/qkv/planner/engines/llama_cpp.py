@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
 from qkv.planner.term import Term
 
 CELLS = 256
@@ -26,8 +26,11 @@ class LlamaCpp:
     """One run of cells per sequence and kind of layer, all of it from the start."""
 
     name: str = "llama.cpp"
-    runs_in_float32: bool = False
     usable_share: float = 1.0
+
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return the model itself: its weights are kept as they are stored."""
+        return as_stored(model, form)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of ``--cache-type-k`` and ``--cache-type-v``, both alike."""

@@ -14,9 +14,11 @@ from qkv.cache.contiguous import CacheShape
 from qkv.cache.elements import element_named
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
-from qkv.cache.prediction import held_tokens, page_layout
+from qkv.cache.prediction import dropped_pages, held_tokens, page_layout
 from qkv.cache.retention import layer_budgets
+from qkv.cache.windows import NO_WINDOW, head_windows
 from qkv.errors import OptionError, PlanError
+from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
 from qkv.planner.storage import Storage
 from qkv.planner.strategies import Demand, Request, Strategy
@@ -31,10 +33,8 @@ LOSSLESS = ("float32",)
 LEAST_KEPT = 64
 """Tokens an eviction keeps in a comparison, at least: SnapKV's window of queries."""
 
-NO_WINDOW = np.iinfo(np.int64).max
-
 Counts = NDArray[np.int64]
-"""(L, G), one number per key head."""
+"""(L, G), one number per key head; (L,) where it is the same for all heads of a layer."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,11 @@ class Own:
     """Pages from a pool, taken when a token needs one."""
 
     name: str = "qkv"
-    runs_in_float32: bool = True
     usable_share: float = 1.0
+
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return the model with the bytes that its weights take in panels for the kernels."""
+        return with_loaded_weights(model, form)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a policy such as ``int8,window=1024,sinks=4``."""
@@ -76,10 +79,14 @@ class Own:
         """Return what one device needs, page by page."""
         policy = parse_policy(strategy.text)
         layout = _layout(policy, model)
-        full, filling, common = _pages(policy, model, request, shares=strategy.shares_prefix)
-        shared = int(common.sum()) * layout.nbytes
-        own = int((full - common).sum()) * layout.nbytes + int(filling.sum()) * layout.while_filling.nbytes
-        return Demand(shared, own)
+        own: dict[int, int] = {}
+        shared = 0
+        for length in _telling_lengths(policy, request):
+            full, filling, common = _pages(policy, model, request, length, shares=strategy.shares_prefix)
+            shared = int(common.sum()) * layout.nbytes
+            encoded = int((full - common).sum()) * layout.nbytes
+            own[length] = encoded + int(filling.sum()) * layout.while_filling.nbytes
+        return Demand(shared, own[request.context], most=max(own.values()))
 
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind a page of tokens."""
@@ -126,35 +133,36 @@ def cache_shape(model: ModelMemory) -> CacheShape:
     return CacheShape(model.num_layers, G, key_dim, value_dim=value_dim or key_dim, shares_values=is_latent)
 
 
+def _telling_lengths(policy: Policy, request: Request) -> tuple[int, ...]:
+    """Return the lengths at which a text may take most on its way to the request's, and that itself.
+
+    Without an eviction that is where the latest page has just begun. Evictions act on a prompt that is read
+    in one step, and then go through the same states page by page.
+    """
+    N, P = request.context, policy.page_size
+    if policy.eviction is None:
+        begun = N - (N - 1) % P
+        return (begun, N) if begun < N else (N,)
+    return tuple(range(max(1, N - request.new_tokens, N - P + 1), N + 1))
+
+
 def _pages(
-    policy: Policy, model: ModelMemory, request: Request, *, shares: bool
+    policy: Policy, model: ModelMemory, request: Request, N: int, *, shares: bool
 ) -> tuple[Counts, Counts, Counts]:
     """Return the pages of each key head: encoded or never to be, still filling, and shared by all users."""
-    shape, P, N = cache_shape(model), policy.page_size, request.context
-    held = held_tokens(shape, policy, N, N - request.new_tokens)
+    shape, P = cache_shape(model), policy.page_size
+    held = held_tokens(shape, policy, N, request.context - request.new_tokens)
     part = (held % P > 0).astype(np.int64)
     filling = part if element_named(policy.element).closes_pages else np.zeros_like(part)
-    behind = np.zeros_like(part)
-    if policy.eviction is None:
-        windows, first_pages = _windows(policy, model)
-        behind = np.maximum(0, np.maximum(0, N - windows) // P - first_pages)
+    behind = dropped_pages(shape, policy, N, _model_windows(model))
     full = held // P + part - filling - behind
     common = np.full_like(full, request.shared_prefix // P if shares else 0)
     return full, filling, np.clip(common - behind, 0, full)
 
 
-def _windows(policy: Policy, model: ModelMemory) -> tuple[Counts, Counts]:
-    """Return each key head's window, the policy's or the model's, and the pages of its sinks."""
-    shape = cache_shape(model)
-    of_model = [group.window or NO_WINDOW for group in model.layers for _ in range(group.count)]
-    windows = np.tile(np.array(of_model)[:, None], (1, shape.num_kv_heads))
-    first_pages = np.zeros(windows.shape, np.int64)
-    for layer, head in np.ndindex(windows.shape):
-        window = policy.window_of(layer, head)
-        if window is not None:
-            windows[layer, head] = min(windows[layer, head], window)
-            first_pages[layer, head] = -(-policy.sinks // policy.page_size)
-    return windows, first_pages
+def _model_windows(model: ModelMemory) -> Counts:
+    """Return each layer's own window, (L,)."""
+    return np.array([group.window or NO_WINDOW for group in model.layers for _ in range(group.count)])
 
 
 def _layout(policy: Policy, model: ModelMemory) -> PageLayout:
@@ -172,9 +180,10 @@ def _reaches(policy: Policy, model: ModelMemory) -> Counter[str]:
     if eviction is not None:
         budgets = layer_budgets(eviction.name, eviction.budget, model.num_layers, policy.sinks)
         return Counter({f"about {budget:,} tokens": G * count for budget, count in Counter(budgets).items()})
-    windows, first_pages = _windows(policy, model)
+    windows, first_keys = head_windows(policy, model.num_layers, G)
+    windows = np.minimum(windows, _model_windows(model)[:, None])
     sinks = f"the first {policy.sinks} tokens and " if policy.sinks else ""
     return Counter(
         "every token" if window == NO_WINDOW else f"{sinks if first else ''}the last {window:,} tokens"
-        for window, first in zip(windows.ravel().tolist(), first_pages.ravel().tolist(), strict=True)
+        for window, first in zip(windows.ravel().tolist(), first_keys.ravel().tolist(), strict=True)
     )

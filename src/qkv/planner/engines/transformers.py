@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
 from qkv.planner.term import Term
 
 RESIDUAL = 128
@@ -23,8 +23,11 @@ class Transformers:
     """A tensor of keys and one of values per layer, for all sequences of a batch."""
 
     name: str = "transformers"
-    runs_in_float32: bool = False
     usable_share: float = 1.0
+
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return the model itself: its weights are kept as they are stored."""
+        return as_stored(model, form)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``DynamicCache`` in a dtype, or of a ``QuantizedCache`` (``int4``)."""

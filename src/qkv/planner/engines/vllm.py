@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
 from qkv.planner.term import Term
 
 BLOCK_SIZE = 16
@@ -27,9 +27,12 @@ class VLLM:
     """Blocks from one pool; a request is admitted when the blocks of its longest length are there."""
 
     name: str = "vllm"
-    runs_in_float32: bool = False
     usable_share: float = 0.9
     """``gpu_memory_utilization``."""
+
+    def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
+        """Return the model itself: its weights are kept as they are stored."""
+        return as_stored(model, form)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``kv_cache_dtype``."""

@@ -1,0 +1,1 @@
+"""Learning: backward passes, an optimiser, batches and the loop around them."""

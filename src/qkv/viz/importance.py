@@ -1,0 +1,39 @@
+"""(e) What each token of one text is worth, and what attention says of it."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from qkv.lab import Language, Result, Words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OCCLUSION = Words("what replacing it changes", "替换它带来的变化")
+WAYS = {
+    "last": Words("attention, last layer: tau {last_tau:.2f}", "注意力，最后一层：tau {last_tau:.2f}"),
+    "rollout": Words("attention rolled out: tau {rollout_tau:.2f}", "rollout：tau {rollout_tau:.2f}"),
+}
+RECENCY = Words("distance alone: tau {recency_tau:.2f}", "仅距离：tau {recency_tau:.2f}")
+TOKENS = Words("token T", "token T")
+SHARE = Words("share of the largest", "占最大值的比例")
+
+
+def draw_importance(result: Result, axes: "Axes", language: Language = "en") -> None:
+    """Draw the importance of one text's tokens as bars and attention as lines, as shares of their largest."""
+    series, numbers = result.series, result.numbers
+    tokens = np.arange(1, len(series["importance"]) + 1)
+    axes.bar(tokens, share(series["importance"]), color="lightgrey", label=OCCLUSION.say(language))
+    for name, words in WAYS.items():
+        axes.plot(tokens, share(series[name]), "o-", markersize=3, label=words.say(language, numbers))
+    axes.plot(tokens, share(tokens), ":", color="grey", label=RECENCY.say(language, numbers))
+    axes.set_xlabel(TOKENS.say(language))
+    axes.set_ylabel(SHARE.say(language))
+    axes.legend(loc="upper left")
+
+
+def share(values: ArrayLike) -> NDArray[np.float64]:
+    """Return values as shares of the largest; as they are where that is 0."""
+    x = np.asarray(values, float)
+    return x / (x.max() or 1.0)

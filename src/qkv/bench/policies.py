@@ -1,7 +1,6 @@
-"""Decode over what a cache holds, by how it holds it, against the same cache in float32."""
+"""Decode over what a cache holds, by its policy, against the same cache in float32."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,11 @@ NAME = "decode over a cache"
 PLAIN = "float32"
 """The policy that the others are compared with."""
 
-POLICIES = "fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "int8", "int8-kivi", "int4"
+CODES = "fp16", "bf16", "fp8-e4m3", "fp8-e5m2", "int8", "int8-kivi", "int4"
+"""Policies that keep every token, in fewer bytes."""
+
+WINDOW, KEPT = 1024, 10
+"""How many tokens a window shows, and which part of them an eviction leaves: one in ten."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,13 @@ class CachePolicies:
     """One new token that sees S keys and its own, in the pages of each policy."""
 
     S: int
-    policies: Sequence[str] = POLICIES
     heads: Heads = HEADS
+    window: int = WINDOW
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """What is compared with float32: all tokens as codes, and a part of them in float32."""
+        return (*CODES, f"window={self.window}", f"knorm={self.S // KEPT}")
 
     @property
     def call(self) -> AttentionCall:
@@ -37,8 +45,8 @@ class CachePolicies:
 
     @property
     def needed_bytes(self) -> int:
-        """Keys and values in float32 twice, and at most half of that for each policy."""
-        return self.call.kv_bytes * (4 + len(self.policies)) // 2 + ROOM
+        """Keys and values in float32, drawn and in three caches, and at most half for each of codes."""
+        return self.call.kv_bytes * (8 + len(CODES)) // 2 + ROOM
 
     def measure(self, instruments: Instruments) -> list[Result]:
         """Time all in turn, and compare each with float32, unless the memory does not suffice."""
@@ -48,20 +56,21 @@ class CachePolicies:
             reason = f"needs {self.needed_bytes / 1e9:.1f} GB of memory; {known}"
             return [Skipped(Workload(NAME, self._sizes(PLAIN)), reason)]
         q, k, v = self.call.draw()
-        caches = {policy: self._filled(policy, k, v) for policy in (PLAIN, *self.policies)}
+        caches = {policy: self._filled(policy, q, k, v) for policy in (PLAIN, *self.policies)}
         runs = {policy: partial(cache.attend, 0, q) for policy, cache in caches.items()}
         for policy, run in runs.items():
             self._check(policy, run)
         times = instruments.stopwatch.time_in_turn(runs | dict(instruments.limits.runs))
-        works = {policy: self._work(policy, cache.nbytes) for policy, cache in caches.items()}
+        works = {policy: self._work(policy, cache) for policy, cache in caches.items()}
         return [judge(works[policy], times, policy, {PLAIN: ""}, instruments.limits) for policy in caches]
 
-    def _filled(self, policy: str, k: np.ndarray, v: np.ndarray) -> PagedCache:
+    def _filled(self, policy: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> PagedCache:
         """Return a cache of all tokens, of which the last is that of the query."""
         text = "page=16" if policy == PLAIN else policy
         cache = PagedCache(CacheShape(1, self.heads.G, self.heads.D), text)
         cache.append(0, k[:, :, :-1], v[:, :, :-1])
         cache.append(0, k[:, :, -1:], v[:, :, -1:])
+        cache.attend(0, q)  # then what the policy does not keep is dropped
         return cache
 
     def _check(self, policy: str, run: partial[np.ndarray]) -> None:
@@ -70,8 +79,9 @@ class CachePolicies:
         with use_backend("numpy"):
             require_equal(Workload(NAME, self._sizes(policy)), Way("NumPy", run), expected)
 
-    def _work(self, policy: str, num_bytes: int) -> Workload:
-        return Workload(NAME, self._sizes(policy), self.call.flops, num_bytes)
+    def _work(self, policy: str, cache: PagedCache) -> Workload:
+        seen = {self.policies[-2]: self.window, self.policies[-1]: self.S // KEPT}.get(policy, self.S + 1)
+        return Workload(NAME, self._sizes(policy), replace(self.call, S=seen).flops, cache.nbytes)
 
     def _sizes(self, policy: str) -> dict[str, int | str]:
         heads = self.heads

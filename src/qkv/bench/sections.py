@@ -8,6 +8,7 @@ from qkv.bench.attention import attention_cases
 from qkv.bench.caching import Caching
 from qkv.bench.comparison import Instruments
 from qkv.bench.decode import HEADS, Heads, decode_cases
+from qkv.bench.latent import LatentDecode
 from qkv.bench.matmul import Products
 from qkv.bench.measurement import Result
 from qkv.bench.policies import CachePolicies
@@ -41,7 +42,7 @@ class Extent:
         Rows, width, and how many matrices.
     tiling_lengths, cache_lengths : tuple of int
         Tokens.
-    policy_lengths : tuple of int
+    policy_lengths, latent_lengths : tuple of int
         Keys, S.
     """
 
@@ -59,7 +60,8 @@ class Extent:
     )  # fmt: skip
     tiling_lengths: tuple[int, ...] = (32, 128, 256, 512, 1024, 2048)
     cache_lengths: tuple[int, ...] = (25, 50, 100, 200, 400)
-    policy_lengths: tuple[int, ...] = (32768,)
+    policy_lengths: tuple[int, ...] = (8192, 32768)
+    latent_lengths: tuple[int, ...] = (128, 1024, 8192)
 
 
 QUICK = Extent(
@@ -72,6 +74,7 @@ QUICK = Extent(
     tiling_lengths=(128, 512),
     cache_lengths=(25, 100),
     policy_lengths=(8192,),
+    latent_lengths=(1024,),
 )
 """A first impression in a minute or two."""
 
@@ -81,7 +84,8 @@ SECTIONS: Mapping[str, Callable[[Extent], Sequence[Case]]] = {
     "matmul": lambda e: [Products(*sizes) for sizes in e.products],
     "tiling": lambda e: [Tiling(n) for n in e.tiling_lengths],
     "cache": lambda e: [Caching(n) for n in e.cache_lengths],
-    "policies": lambda e: [CachePolicies(S, heads=e.decode_heads) for S in e.policy_lengths],
+    "policies": lambda e: [CachePolicies(S, e.decode_heads) for S in e.policy_lengths],
+    "latent": lambda e: [LatentDecode(S) for S in e.latent_lengths],
 }
 
 

@@ -120,14 +120,17 @@ def _least(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
 
 
 def _ask_for_rows(writer: VectorWriter, rows: Sequence[Any], codes: Codes, half: Any) -> None:
-    """Ask for the lines of some rows."""
+    """Ask for the lines of some rows.
+
+    A block of half bytes is small enough to wait in the first level beside the one that is read.
+    """
     builder = writer.builder
     num_bytes = builder.mul(half, index(codes.code_bytes))
     lines = builder.sdiv(builder.add(num_bytes, index(LINE_BYTES - 1)), index(LINE_BYTES))
 
     def ask(line: Any, _: list[Any]) -> list[Any]:
         for row in rows:
-            writer.prefetch(row, builder.mul(line, index(LINE_BYTES)))
+            writer.prefetch(row, builder.mul(line, index(LINE_BYTES)), near=codes.halves == 2)
         return []
 
     repeat(builder, lines, [], ask)
@@ -197,7 +200,7 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes)
             def step(key: Any, sums: list[Any]) -> list[Any]:
                 row, next_row = (_row(builder, one, key) for one in (table, following))
                 for place in places[:: max(1, LINE_BYTES // (width * codes.code_bytes))]:
-                    writer.prefetch(_at(builder, next_row, codes, place), index(0))
+                    writer.prefetch(_at(builder, next_row, codes, place), index(0), near=codes.halves == 2)
                 numbers = read(key, [_at(builder, row, codes, place) for place in places], offsets)
                 weight, growing = builder.gep(weights, [builder.mul(key, index(lanes))]), iter(sums)
                 splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]

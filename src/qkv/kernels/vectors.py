@@ -87,14 +87,14 @@ class VectorWriter:
         arguments = [vector, self._vector_pointer(pointer, offset, self.type), self._first(count)]
         self._masked("store", ir.VoidType(), arguments, align_at=2)
 
-    def prefetch(self, pointer: Any, offset: Any) -> None:
-        """Ask for a line of memory; any address is allowed."""
+    def prefetch(self, pointer: Any, offset: Any, *, near: bool = False) -> None:
+        """Ask for a line of memory, into the first level if ``near``; any address is allowed."""
         pointer_type, module, name = I8.as_pointer(), self.builder.module, "llvm.prefetch.p0"
         if name not in module.globals:
             ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer_type, I32, I32, I32]), name)
         line = self.builder.bitcast(self.builder.gep(pointer, [offset]), pointer_type)
-        to_read, into_second_level, data = (ir.Constant(I32, value) for value in (0, 2, 1))
-        self.builder.call(module.globals[name], [line, to_read, into_second_level, data])
+        to_read, level, data = (ir.Constant(I32, value) for value in (0, 3 if near else 2, 1))
+        self.builder.call(module.globals[name], [line, to_read, level, data])
 
     def part(self, vector: Any, first: int, count: int) -> Any:
         """Return ``count`` neighbouring lanes as a shorter vector."""

@@ -79,7 +79,7 @@ def panel_layout(tile: Tile) -> Layout:
     score_row = tile_product(1, vectors, width, adds=False, chains=CHAINS)
     mix_tile = tile_product(rows, vectors, width, adds=True)
     mix_row = tile_product(1, vectors, width, adds=True)
-    soften, rescale_rows = online_softmax(vectors, width), scale_rows(vectors, width)
+    rescale_rows = scale_rows(vectors, width)
 
     @compiled()
     def place(lane, d, size):
@@ -94,10 +94,6 @@ def panel_layout(tile: Tile) -> Layout:
         for key in range(whole, num_keys):
             beside = moved(scores, key * lanes)
             score_row(moved(k, key * k_row), k_row, 1, queries, lanes, beside, lanes, size)
-
-    @compiled()
-    def softmax(scores, num_keys, num_lanes, scale, highest, denominator, factors):
-        soften(scores, num_keys, scale, highest, denominator, factors)
 
     @compiled()
     def rescale(output, size, num_lanes, factors):
@@ -117,7 +113,7 @@ def panel_layout(tile: Tile) -> Layout:
         0,
         place,
         score,
-        softmax,
+        _plain_softmax(vectors, width),
         rescale,
         mix,
         merge_states(vectors, width),
@@ -130,19 +126,12 @@ def row_layout(tile: Tile, element: str = "float32") -> Layout:
     With an element of `codes.CODES` keys and values are read as codes in pages.
     """
     codes, lanes = CODES.get(element), ROW_LANES
-    soften, soften_few = online_softmax(1, lanes), paired_softmax(FEW_LANES, lanes)
     score, mix = _products_of_codes(tile, *codes) if codes else _products_of_rows(tile)
+    softmax = _packed_softmax(lanes) if codes else _plain_softmax(1, lanes)
 
     @compiled()
     def place(lane, d, size):
         return lane * size + d
-
-    @compiled()
-    def softmax(scores, num_keys, num_lanes, scale, highest, denominator, factors):
-        if num_lanes <= FEW_LANES:
-            soften_few(scores, num_keys, scale, highest, denominator, factors)
-        else:
-            soften(scores, num_keys, scale, highest, denominator, factors)
 
     @compiled()
     def rescale(output, size, num_lanes, factors):
@@ -155,6 +144,30 @@ def row_layout(tile: Tile, element: str = "float32") -> Layout:
     chain_numbers = 0 if codes else (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
     merge = merge_states(1, lanes)
     return Layout(lanes, codes, chain_numbers, place, score, softmax, rescale, mix, merge)
+
+
+def _plain_softmax(vectors: int, width: int) -> Any:
+    soften = online_softmax(vectors, width)
+
+    @compiled()
+    def softmax(scores, num_keys, num_lanes, scale, highest, denominator, factors):
+        soften(scores, num_keys, scale, highest, denominator, factors)
+
+    return softmax
+
+
+def _packed_softmax(lanes: int) -> Any:
+    """Make the softmax for codes; float32 waits for memory, and need not be compiled twice."""
+    soften, soften_few = online_softmax(1, lanes), paired_softmax(FEW_LANES, lanes)
+
+    @compiled()
+    def softmax(scores, num_keys, num_lanes, scale, highest, denominator, factors):
+        if num_lanes <= FEW_LANES:
+            soften_few(scores, num_keys, scale, highest, denominator, factors)
+        else:
+            soften(scores, num_keys, scale, highest, denominator, factors)
+
+    return softmax
 
 
 def _vectors_of(tile: Tile, queries: int) -> int:

@@ -34,8 +34,8 @@ on a thread, asked for ahead or not; one instruction that walks the keys from fr
 Where a page ends it guesses wrong: pages of 16 tokens took 1.6 times as long as an array, until each
 row read asked for one of the next page. Asking for 32 lines of that at once changed nothing.
 
-Codes take as many instructions to widen as they save in bytes: with two cores at this memory int8 is
-1.5 times as fast as float32 in the same pages, not the 4 times of its bytes.
+Codes in pages become numbers in the registers: int8 is twice as fast as float32 in the same pages, not the
+4 times of its bytes, for then it waits for the multipliers. `code_products` has their ladder.
 
 What limits: decode reads 25 to 28 GB/s where a bare sum reads 31. Prefill reaches 165 to 190 GFLOP/s,
 where the rectangle of registers alone, fed from the cache, reaches 230; exp, rescaling and the diagonal

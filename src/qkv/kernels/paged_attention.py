@@ -121,6 +121,9 @@ def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules:
     if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
         rules["tile"] = pages.element
     rules["right"] = 0
+    if reach.sees == words.OWN_PAGE_ONLY:  # not worth a thread for all that is held
+        seen = min(S, T + pages.page_size)
+        rules.setdefault("num_workers", workers_for(B * H * T * seen * (D + pages.value_dim)))
     prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), **rules)
     _put_pages(prepared.call, pages, reach)
     return prepared

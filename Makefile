@@ -11,7 +11,7 @@ help:
 	@echo "make test        the test suite (core and dev packages)"
 	@echo "make test-peers  compare with PyTorch, ONNX, JAX and transformers (large install)"
 	@echo "make lint        ruff, pyright, import layers"
-	@echo "make models      train the two models that come with qkv anew, from nothing (an hour)"
+	@echo "make models      train the models that come with qkv anew, from nothing (over an hour)"
 	@echo "make bench       qkv beside its peers and beside the limits of this machine (minutes)"
 
 $(BIN)/python:
@@ -20,7 +20,7 @@ $(BIN)/python:
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "installing qkv into $(VENV), once"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[viz]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
@@ -61,8 +61,10 @@ models: $(VENV)/.core
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/qkv train build/shakespeare --out build/verse --preset small \
 		--hold-out tempest --hold-out twelfth_night --stored float16 --source "$(SHAKESPEARE)"
 	@OPENBLAS_NUM_THREADS=1 $(BIN)/python recipes/recall.py build/recall
-	@for name in verse recall; do mkdir -p $(TRAINED)/$$name && \
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python recipes/siblings.py build/shakespeare build/siblings
+	@for name in verse recall siblings/mha siblings/gqa siblings/mqa; do mkdir -p $(TRAINED)/$$name && \
 		cp build/$$name/*.json build/$$name/README.md build/$$name/model.safetensors $(TRAINED)/$$name/; done
+	@cp build/siblings/held_out.json $(TRAINED)/siblings/
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,6 +9,8 @@ from cache_cases import BACKENDS, GROUPED, Texts, state_of
 from qkv import use_backend
 from qkv.cache import CacheShape, PagedCache, PagePool, Policy
 from qkv.cache.elements import ELEMENTS
+from qkv.cache.prediction import predicted_nbytes
+from qkv.cache.windows import NO_WINDOW
 from qkv.errors import TrimError
 
 ELEMENT_POLICIES = [*ELEMENTS, *(f"{name},page=2" for name in ELEMENTS), "window=100", "streaming=100"]
@@ -205,3 +207,13 @@ def test_sixteen_texts_side_by_side_are_each_as_alone(policy: str):
         for output, count in zip(together, (counts[row], 1), strict=True):
             expected = alone.step(solo, (count,))[:, 0]
             np.testing.assert_allclose(output[:, row, :, :count], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("element", ["float32", "int8", "int4", "int8-kivi"])
+@pytest.mark.parametrize("num_tokens", [0, 1, 31, 32, 33, 101])
+def test_bytes_without_windows_are_those_with_windows_that_hide_nothing(element: str, num_tokens: int):
+    shape, policy = CacheShape(num_layers=3, num_kv_heads=2, head_dim=4), Policy.parse(element)
+    wide = np.full(3, NO_WINDOW)
+    assert predicted_nbytes(shape, policy, num_tokens) == predicted_nbytes(
+        shape, policy, num_tokens, model_windows=wide
+    )

@@ -18,7 +18,7 @@ from qkv.models.watching import watch
 TINY = Heads(texts=3, T=31, ablated_texts=1)
 DELIMITERS = tuple(range(0, 97, 5))
 H, F, OPEN = Verdict.HOLDS, Verdict.FAILS, Verdict.NOT_TESTABLE
-DIFFERENT, POSITION, INDUCTION, DELIMITER, EACH, CLEAR = range(6)
+DIFFERENT, PREVIOUS, LOCAL, INDUCTION, DELIMITER, EACH, CLEAR = range(7)
 PUT_IN = ("previous", "induction", "delimiter", "first")
 """What heads 0 to 3 of the first layer look at."""
 
@@ -70,13 +70,13 @@ def clear_heads():
 
 
 def test_random_heads_follow_no_pattern(random_heads):
-    assert verdicts(random_heads[1])[DIFFERENT : DELIMITER + 1] == [F, F, F, F]
+    assert verdicts(random_heads[1])[DIFFERENT : DELIMITER + 1] == [F, F, F, F, F]
 
 
 def test_patterns_that_are_there_are_found(clear_heads):
     measured, ruling = clear_heads
     assert [measured.value(name) for name in PUT_IN] == pytest.approx([1, 1, 1, 1])
-    assert verdicts(ruling)[: DELIMITER + 1] == [H, H, H, H]
+    assert verdicts(ruling)[: DELIMITER + 1] == [H, H, H, H, H]
     assert measured.series["heads"][:5] == ["0.0", "0.1", "0.2", "0.3", "1.0"]
     assert np.array(measured.series["scores"])[0, 0] == pytest.approx(1)
 
@@ -87,7 +87,18 @@ def test_heads_that_change_places_from_text_to_text_have_no_pattern_of_their_own
     def shuffled(ids):
         return order.setdefault(tuple(ids[:9]), len(order))
 
-    assert verdicts(tried(watch=put_in(shuffled))[1])[POSITION : DELIMITER + 1] == [F, F, F]
+    assert verdicts(tried(watch=put_in(shuffled))[1])[PREVIOUS : DELIMITER + 1] == [F, F, F, F]
+
+
+def test_copying_is_read_off_a_text_that_is_said_twice():
+    def copies_what_is_said_twice(model, ids, change=None):
+        half = len(ids) // 2
+        twice = np.array_equal(ids[1 : half + 1], ids[half + 1 :])
+        return (put_in() if twice else watch)(model, ids, change)
+
+    measured, ruling = tried(watch=copies_what_is_said_twice)
+    assert measured.value("induction") == pytest.approx(1) and measured.value("delimiter") < 0.5
+    assert verdicts(ruling)[PREVIOUS : DELIMITER + 1] == [F, F, H, F]
 
 
 def test_the_untrained_control_has_the_same_heads(random_heads):

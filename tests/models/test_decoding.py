@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qkv.cache import ContiguousCache, PagedCache, PagePool
-from qkv.errors import CacheFull
+from qkv.errors import CacheFull, ShapeError
 from qkv.kernels.decode_step import DecodeStep
 from qkv.kernels.host import set_num_threads
 from qkv.models import load, new_cache
@@ -35,9 +35,12 @@ def llama(tmp_path_factory):
 def runs(monkeypatch):
     """How many tokens each run of a program had."""
     seen, run = [], DecodeStep.run
-    monkeypatch.setattr(
-        DecodeStep, "run", lambda self, x, *rest: (seen.append(len(x)), run(self, x, *rest))[1]
-    )
+
+    def counted(self, ids, *rest, **how):
+        seen.append(len(ids))
+        return run(self, ids, *rest, **how)
+
+    monkeypatch.setattr(DecodeStep, "run", counted)
     return seen
 
 
@@ -57,10 +60,35 @@ def test_the_short_way_has_the_bits_of_the_long_one(model, policy, B, runs, monk
     got = read(model, short, B)
     assert runs == [B] * 7
     short.check_integrity()
-    monkeypatch.setattr(Decoding, "run", lambda *_: None)
+    monkeypatch.setattr(Decoding, "run", lambda *_, **how: None)
     long = new_cache(model, policy, batch_size=B)
     assert read(model, long, B).tobytes() == got.tobytes()
     assert (short.lengths, short.nbytes) == (long.lengths, long.nbytes)
+
+
+def test_vectors_and_logits_of_a_step_belong_together_and_stay_when_the_next_one_runs(model, runs):
+    caches = [new_cache(model) for _ in range(3)]
+    for cache in caches:
+        model.next_logits(list(range(19)), cache)
+    hidden, logits, last = model.hidden([[7]], caches[0]), model.logits([7], caches[1]), None
+    last = model.next_logits([7], caches[2])
+    kept = hidden.copy(), logits.copy()
+    for cache in caches:
+        model.next_logits([11], cache)
+    assert runs == [1] * 6
+    assert (hidden.shape, logits.shape, last.shape) == ((1, 1, 23), (1, 101), (101,))
+    assert np.array_equal(kept[0], hidden) and np.array_equal(kept[1], logits)
+    assert model.unembed(hidden)[0].tobytes() == logits.tobytes() == last.tobytes()
+
+
+@pytest.mark.parametrize("token_id", [-1, 101])
+def test_an_id_that_is_no_row_of_the_table_is_refused_and_changes_nothing(llama, token_id):
+    cache, untouched = new_cache(llama), new_cache(llama)
+    for one in (cache, untouched):
+        llama.next_logits([3, 5], one)
+    with pytest.raises(ShapeError, match="ids must be from 0 to 100"):
+        llama.next_logits([token_id], cache)
+    assert llama.next_logits([7], cache).tobytes() == llama.next_logits([7], untouched).tobytes()
 
 
 def test_threads_may_change_and_texts_come_and_go(llama, runs):
@@ -80,7 +108,7 @@ def test_weights_of_all_forms_take_the_short_way(tmp_path, runs, monkeypatch):
     models = {form: load(folder, form) for form in ("bf16", "int8")}
     got = {form: read(model, new_cache(model)) for form, model in models.items()}
     assert runs == [1] * 14
-    monkeypatch.setattr(Decoding, "run", lambda *_: None)
+    monkeypatch.setattr(Decoding, "run", lambda *_, **how: None)
     for form, model in models.items():
         assert read(model, new_cache(model)).tobytes() == got[form].tobytes()
 
@@ -127,8 +155,8 @@ def test_an_interrupted_step_leaves_nothing_behind(llama, length, monkeypatch):
         llama.next_logits(ids, one)
     run = DecodeStep.run
 
-    def interrupted(self, *arguments):
-        run(self, *arguments)
+    def interrupted(self, *arguments, **how):
+        run(self, *arguments, **how)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
@@ -158,8 +186,23 @@ def test_a_page_that_another_text_holds_too_is_not_written_to(llama):
         llama.next_logits(list(range(19)), one)
     fork = cache.fork()
     llama.next_logits([23], cache)
+    cache.check_integrity()
     for one in (fork, alone):
         llama.next_logits([7], one)
+    assert llama.next_logits([29], fork).tobytes() == llama.next_logits([29], alone).tobytes()
+
+
+def test_whoever_goes_back_to_a_page_that_another_holds_too_does_not_write_to_it(llama):
+    """A text of 35 tokens, the last 3 on a page of their own, is shared; one goes back to the page before."""
+    cache, alone = new_cache(llama), new_cache(llama)
+    for one in (cache, alone):
+        llama.next_logits(list(range(35)), one)
+    fork = cache.fork()
+    llama.next_logits([37], cache)
+    cache.trim(19)
+    llama.next_logits([23], cache)
+    for one in (cache, fork):
+        one.check_integrity()
     assert llama.next_logits([29], fork).tobytes() == llama.next_logits([29], alone).tobytes()
 
 

@@ -45,6 +45,16 @@ def test_no_temperature_takes_the_most_likely_token_and_of_equals_the_first(dtyp
     assert sample(np.array([3, 3, 3], dtype), sampling, rng()) == 0
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_greedy_choice_of_plain_logits_is_that_with_a_bias_of_nothing(dtype: Any):
+    biased = Sampling(logit_bias={0: 0.0})
+    assert Sampling().takes_highest and not biased.takes_highest
+    for seed in range(20):
+        logits = rng(seed).integers(-7, 8, 101).astype(dtype)
+        logits[rng(seed).integers(0, 101, 31)] = -np.inf
+        assert sample(logits, Sampling(), rng()) == sample(logits, biased, rng())
+
+
 def test_a_greedy_choice_takes_no_random_number():
     generator = rng()
     sample(log(0.5, 0.5), Sampling(), generator)

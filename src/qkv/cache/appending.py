@@ -79,3 +79,4 @@ def take_pages(one: SequenceTables, layers: slice, count: int) -> None:
     first, end = one.pages_for(count, layers)
     one.filling.take(layers, one.filling.missing(layers, first, end))
     one.filling.make_own(layers, first, end)
+    one.owns_last_pages |= layers == slice(None)

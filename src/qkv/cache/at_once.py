@@ -6,20 +6,18 @@ come back to its cache in every layer: it is told where all of them go.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
 from qkv.cache.appending import take_pages
 from qkv.cache.keeping import Keeping
 from qkv.cache.tables import SequenceTables
-from qkv.cache.windows import NO_WINDOW
 
 if TYPE_CHECKING:
     from qkv.kernels.next_tokens import NextTokens
 
 
-@runtime_checkable
 class StepsAtOnce(Protocol):
     """A cache that may be able to tell where a step's tokens go in all layers."""
 
@@ -44,35 +42,39 @@ class StepsAtOnce(Protocol):
         ...
 
 
+def may_step_at_once(cache: object) -> TypeGuard[StepsAtOnce]:
+    """Whether a cache has a word on it at all."""
+    return hasattr(cache, "at_once")
+
+
 @contextmanager
 def write_next(sequences: Sequence[SequenceTables], keeping: Keeping) -> "Iterator[NextTokens]":
     """Take pages for a token more of each sequence, and count it when it has been written."""
     try:
         for one in sequences:
-            take_pages(one, slice(None), 1)
+            _take_places(one)
         yield _next_tokens(sequences, keeping)
     except BaseException:
         for one in sequences:
             one.cut(slice(None), one.held)
         raise
     for one in sequences:
-        one.before[:] = one.held
-        one.held += 1
-        one.tokens += 1
+        one.before, one.held, one.tokens = one.held, one.held + 1, one.tokens + 1
+
+
+def _take_places(one: SequenceTables) -> None:
+    """Have room for the next token of every head; nothing was evicted, so that all begin a page together."""
+    if one.length % one.layout.P == 0 or not one.owns_last_pages:
+        take_pages(one, slice(None), 1)
 
 
 def _next_tokens(sequences: Sequence[SequenceTables], keeping: Keeping) -> "NextTokens":
     from qkv.kernels.next_tokens import NextTokens  # the compiler is loaded when it is first needed
 
     layout, sections = sequences[0].layout, sequences[0].layout.sections
-    tables = [one.pages.addresses for one in sequences]
-    L, G, _ = tables[0].shape
-    table = np.zeros((L, len(tables), G, max(some.shape[2] for some in tables)), np.int64)
-    for row, addresses in enumerate(tables):
-        table[:, row, :, : addresses.shape[2]] = addresses
     return NextTokens(
-        table=table,
-        slots=np.stack([one.held[0] for one in sequences]),
+        tables=[one.pages.addresses for one in sequences],
+        slots=[one.held[0] for one in sequences],
         left=_left(keeping, len(sequences)),
         first_keys=keeping.first_keys[:, None],
         page_size=layout.P,
@@ -82,7 +84,6 @@ def _next_tokens(sequences: Sequence[SequenceTables], keeping: Keeping) -> "Next
 
 
 def _left(keeping: Keeping, batch_size: int) -> Any:
-    windows = keeping.effective_windows
-    if (windows == NO_WINDOW).all():
+    if not keeping.has_windows:
         return None
-    return np.repeat((windows - 1)[:, None], batch_size, axis=1)
+    return np.repeat((keeping.effective_windows - 1)[:, None], batch_size, axis=1)

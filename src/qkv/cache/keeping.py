@@ -27,7 +27,7 @@ class Keeping:
         Tokens that an eviction leaves each key head of a layer; ``None`` without one.
     windows, first_keys : (L, G) int64
         By the policy: each head's window, and how many first keys it exempts.
-    model_windows : (L,) int64
+    model_windows : list of L integers
         The model's own, as far as they are known: they come with its queries.
     """
 
@@ -36,18 +36,23 @@ class Keeping:
         policy: Policy,
         shape: CacheShape,
         rotation: Rotation | None,
-        model_windows: Counts | None = None,
+        model_windows: list[int] | None = None,
     ) -> None:
         L, eviction = shape.num_layers, policy.eviction
         self.policy, self.rotation = policy, rotation
         self.budgets = eviction and layer_budgets(eviction.name, eviction.budget, L, policy.sinks)
         self.windows, self.first_keys = head_windows(policy, L, shape.num_kv_heads)
-        self.model_windows = np.full(L, NO_WINDOW) if model_windows is None else model_windows
+        self.model_windows = [NO_WINDOW] * L if model_windows is None else model_windows
 
     @property
     def effective_windows(self) -> Counts:
         """How far back each head's queries see: by the policy or the model, whichever is less, (L, G)."""
-        return np.minimum(self.windows, self.model_windows[:, None])
+        return np.minimum(self.windows, np.array(self.model_windows)[:, None])
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether queries of some head do not see all that came before."""
+        return self.policy.window is not None or min(self.model_windows) < NO_WINDOW
 
     def note_windows(self, windows: Sequence[int | None]) -> None:
         """Remember the model's own windows, of each layer."""
@@ -59,7 +64,7 @@ class Keeping:
         """Return what the queries of a step see; ``window`` is the model's, which is remembered."""
         if window is not None:
             self.model_windows[layer] = window
-        windows = self.effective_windows[layer]
+        windows = np.minimum(self.windows[layer], self.model_windows[layer])
         shape = len(sequences), len(windows)
         first_keys = np.broadcast_to(self.first_keys[layer], shape)
         if (windows == NO_WINDOW).all():
@@ -100,7 +105,6 @@ class Keeping:
 
     def drop_behind(self, one: SequenceTables) -> None:
         """Give back the pages that have fallen behind every window."""
-        windows = self.effective_windows
-        if self.policy.eviction is None and (windows < NO_WINDOW).any():
-            behind = pages_behind(one.held, windows, self.first_keys, one.layout.P)
+        if self.policy.eviction is None and self.has_windows:
+            behind = pages_behind(one.held, self.effective_windows, self.first_keys, one.layout.P)
             one.pages.drop(slice(None), between(*behind, one.pages.num_pages))

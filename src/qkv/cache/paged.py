@@ -121,13 +121,13 @@ class PagedCache:
 
     def predict_nbytes(self, num_tokens: int, prompt_tokens: int | None = None) -> int:
         """Return what ``nbytes`` will be once each sequence has ``num_tokens``: see `predicted_nbytes`."""
-        sizes = num_tokens, prompt_tokens, self.keeping.model_windows
-        return self.batch_size * predicted_nbytes(self.shape, self.policy, *sizes)
+        windows = np.array(self.keeping.model_windows) if self.keeping.has_windows else None
+        return self.batch_size * predicted_nbytes(self.shape, self.policy, num_tokens, prompt_tokens, windows)
 
     def positions(self, num_tokens: int) -> NDArray[np.int64]:
         """Return at which rotary positions the next T tokens of each sequence stand: ``(B, T)``."""
         held = [int(one.held[-1, 0]) if self.policy.rerotate else one.length for one in self.sequences]
-        return np.array(held)[:, None] + np.arange(num_tokens)
+        return np.array([range(first, first + num_tokens) for first in held], np.int64)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.
@@ -234,7 +234,7 @@ class PagedCache:
     @contextmanager
     def _step(self, windows: Sequence[int | None]) -> "Iterator[NextTokens]":
         self._begin(0)
-        check_room(self.sequences, np.ones(self.batch_size, np.int64), self.keeping.budgets, self.policy)
+        check_room(self.sequences, [1] * self.batch_size, self.keeping.budgets, self.policy)
         self.keeping.note_windows(windows)
         with write_next(self.sequences, self.keeping) as tokens:
             yield tokens
@@ -371,7 +371,8 @@ class PagedCache:
         CacheFileError
             If the file cannot be written.
         """
-        save_sequences(Path(path), self._identity, self.sequences, self.drops, self.keeping.model_windows)
+        windows = np.array(self.keeping.model_windows)
+        save_sequences(Path(path), self._identity, self.sequences, self.drops, windows)
 
     @classmethod
     def load(
@@ -408,7 +409,7 @@ class PagedCache:
             options = {"pool": pool, "rotation": rotation, "fingerprint": fingerprint}
             cache = cls(shape, policy, saved.batch_size, **options)
             cache.drops = saved.fill(cache.sequences)
-        cache.keeping.model_windows = saved.windows
+        cache.keeping.model_windows = saved.windows.tolist()
         return cache
 
     def explain(self) -> Explanation:

@@ -186,6 +186,11 @@ class Policy:
         """P, tokens per page."""
         return element_named(self.element).page_size if self.page is None else self.page
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every token stays, in every head."""
+        return self.window is None and self.eviction is None
+
     def window_of(self, layer: int, head: int) -> int | None:
         """Return the window of one key head, ``None`` where it has none."""
         if self.heads is None:

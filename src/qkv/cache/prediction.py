@@ -1,5 +1,7 @@
 """How many bytes a cache will take, from sizes and policy alone, before anything is allocated."""
 
+from functools import cache
+
 import numpy as np
 
 from qkv.cache.contiguous import CacheShape
@@ -10,6 +12,7 @@ from qkv.cache.tables import Counts
 from qkv.cache.windows import head_windows, pages_behind
 
 
+@cache
 def page_layout(shape: CacheShape, policy: Policy) -> PageLayout:
     """Return the layout of a policy's pages for a model's keys and values."""
     return PageLayout(
@@ -55,10 +58,13 @@ def predicted_nbytes(
     7569408
     """
     layout = page_layout(shape, policy)
+    open_nbytes = layout.while_filling.nbytes
+    if policy.keeps_all and model_windows is None:
+        full, rest = divmod(num_tokens, layout.P)
+        return shape.num_layers * shape.num_kv_heads * (full * layout.nbytes + (rest > 0) * open_nbytes)
     held = held_tokens(shape, policy, num_tokens, num_tokens if prompt_tokens is None else prompt_tokens)
     full, rest = np.divmod(held, layout.P)
     num_pages = full - dropped_pages(shape, policy, num_tokens, model_windows)
-    open_nbytes = layout.while_filling.nbytes
     return int(num_pages.sum()) * layout.nbytes + int((rest > 0).sum()) * open_nbytes
 
 

@@ -12,7 +12,10 @@ from qkv.errors import CacheFull
 
 
 def check_room(
-    sequences: Sequence[SequenceTables], new: Counts, budgets: Sequence[int] | None, policy: Policy
+    sequences: Sequence[SequenceTables],
+    new: Counts | Sequence[int],
+    budgets: Sequence[int] | None,
+    policy: Policy,
 ) -> None:
     """Raise `CacheFull` if a step of ``new`` tokens for each sequence does not fit; nothing has changed."""
     pool, layout = sequences[0].pages.pool, sequences[0].layout
@@ -21,7 +24,10 @@ def check_room(
 
 
 def step_nbytes(
-    sequences: Sequence[SequenceTables], new: Counts, budgets: Sequence[int] | None, policy: Policy
+    sequences: Sequence[SequenceTables],
+    new: Counts | Sequence[int],
+    budgets: Sequence[int] | None,
+    policy: Policy,
 ) -> int:
     """Return how many bytes a step of ``new`` tokens for each sequence takes from the pool at its height.
 

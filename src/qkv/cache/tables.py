@@ -34,12 +34,15 @@ class PageTable:
     layout : PageLayout
     ids, addresses : (L, G, N) int64
         `NO_PAGE` and 0 where there is none.
+    num_present : int
+        How many there are.
     """
 
     def __init__(self, pool: PagePool, layout: PageLayout, num_layers: int, num_kv_heads: int) -> None:
         self.pool, self.layout = pool, layout
         self.ids = np.full((num_layers, num_kv_heads, 0), NO_PAGE)
         self.addresses = np.zeros((num_layers, num_kv_heads, 0), np.int64)
+        self.num_present = 0
 
     @property
     def num_pages(self) -> int:
@@ -54,7 +57,7 @@ class PageTable:
     @property
     def nbytes(self) -> int:
         """Bytes of all its pages."""
-        return int(self.present.sum()) * self.layout.nbytes
+        return self.num_present * self.layout.nbytes
 
     def missing(self, layers: slice, first: Counts, end: Counts) -> NDArray[np.bool_]:
         """Return which pages from ``first`` to before ``end``, both (layers, G), are not there yet."""
@@ -80,6 +83,7 @@ class PageTable:
         width = where.shape[2]
         self.ids[layers, :, :width][where] = ids
         self.addresses[layers, :, :width][where] = self.pool.addresses(ids)
+        self.num_present += len(ids)
 
     def drop(self, layers: slice, where: NDArray[np.bool_]) -> None:
         """Free the pages that ``where``, (layers, G, N), marks; places without a page stay so."""
@@ -89,6 +93,7 @@ class PageTable:
             self.pool.free(some[gone])
             some[gone] = NO_PAGE
             self.addresses[layers, :, : where.shape[2]][gone] = 0
+            self.num_present -= int(gone.sum())
 
     def drop_from(self, layers: slice, first: Counts) -> None:
         """Free the pages from ``first``, (layers, G), on."""
@@ -130,6 +135,7 @@ class PageTable:
         other = PageTable(self.pool, self.layout, *self.ids.shape[:2])
         self.pool.share(self.ids)
         other.ids, other.addresses = self.ids.copy(), self.addresses.copy()
+        other.num_present = self.num_present
         return other
 
     def free(self) -> None:
@@ -171,6 +177,8 @@ class SequenceTables:
         Slots that were in use before each layer's last step.
     evicted_at : int
         How many tokens there were when one was last evicted; 0 if never.
+    owns_last_pages : bool
+        Whether pages under way are known to be nobody else's; not known is as good as not so.
     """
 
     def __init__(self, pool: PagePool, layout: PageLayout, num_layers: int, num_kv_heads: int) -> None:
@@ -183,6 +191,7 @@ class SequenceTables:
         self.tokens = np.zeros(num_layers, np.int64)
         self.before = np.zeros_like(self.held)
         self.evicted_at = 0
+        self.owns_last_pages = False
 
     @property
     def layout(self) -> PageLayout:
@@ -202,7 +211,7 @@ class SequenceTables:
     @property
     def unfinished(self) -> bool:
         """Whether a step has not come to the last layer: it is under way, or was interrupted."""
-        return bool((self.tokens != self.length).any())
+        return len(set(self.tokens.tolist())) > 1
 
     def reaches_beyond(self, length: int) -> bool:
         """Whether there are more tokens than that in any layer."""
@@ -227,12 +236,14 @@ class SequenceTables:
         other.filling = self.filling.copy() if self.closes_pages else other.pages
         other.held, other.tokens, other.before = self.held.copy(), self.tokens.copy(), self.before.copy()
         other.evicted_at = self.evicted_at
+        self.owns_last_pages = other.owns_last_pages = False
         return other
 
     def free(self) -> None:
         """Give back every page and hold nothing."""
         for table in self.tables:
             table.free()
+        self.owns_last_pages = False
         self.held[:], self.tokens[:], self.before[:], self.evicted_at = 0, 0, 0, 0
 
     def pages_for(self, count: int, layers: slice) -> tuple[Counts, Counts]:
@@ -243,6 +254,7 @@ class SequenceTables:
 
     def cut(self, layers: slice, held: Counts) -> None:
         """Hold only the first ``held`` slots, (layers, G), and give back the pages behind them."""
+        self.owns_last_pages = False
         self.held[layers] = held
         self.filling.drop_from(layers, -(-held // self.layout.P))
         if self.closes_pages:
@@ -253,9 +265,13 @@ class SequenceTables:
         for table in self.tables:
             assert ((table.ids == NO_PAGE) == (table.addresses == 0)).all(), "an address without a page"
             ids = table.ids[table.present]
+            assert len(ids) == table.num_present, "pages are miscounted"
             assert len(np.unique(ids)) == len(ids), "a page stands in the table twice"
             assert (table.addresses[table.present] == table.pool.addresses(ids)).all(), "a wrong address"
         assert (self.held <= self.tokens[:, None]).all(), "more tokens are held than there ever were"
+        if self.owns_last_pages:
+            under_way = self.held // self.layout.P, -(-self.held // self.layout.P)
+            assert not self.filling.count_shared(slice(None), *under_way), "others hold a page under way"
         self._check_last_pages()
         if not self.unfinished:
             self._check_no_pages_behind()

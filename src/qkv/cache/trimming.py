@@ -45,7 +45,7 @@ def check_unfinished(one: SequenceTables, policy: Policy) -> None:
 
 def forget_unfinished(one: SequenceTables, layers: slice) -> None:
     """Take back what such a step has left in some layers, which `check_unfinished` has allowed."""
-    if (one.tokens[layers] != one.length).any():
+    if set(one.tokens[layers].tolist()) != {one.length}:
         one.cut(layers, _finished(one)[layers])
         one.tokens[layers] = one.length
         one.evicted_at = min(one.evicted_at, one.length)

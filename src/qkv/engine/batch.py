@@ -12,12 +12,13 @@ it does for all at once; where tokens meet, in attention, each segment goes to i
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache import PagedCache
+from qkv.cache import PagedCache, Policy
 from qkv.cache.protocol import LayerRules
 from qkv.shapes import Array, Keys, Queries, Values
 
@@ -70,9 +71,12 @@ class FlatBatch:
     def __init__(self, segments: Sequence[Segment]) -> None:
         groups = _grouped(segments)
         in_row = [place for group in groups for place in group]
-        ends = np.cumsum([len(segments[place].ids) for place in in_row]).tolist()
+        self._caches = [segments[place].cache for place in in_row]
+        self._lengths = [len(segments[place].ids) for place in in_row]
+        ends = accumulate(self._lengths)
         span_of = {
-            place: slice(end - len(segments[place].ids), end) for place, end in zip(in_row, ends, strict=True)
+            place: slice(end - length, end)
+            for place, length, end in zip(in_row, self._lengths, ends, strict=True)
         }
         self.spans = [span_of[place] for place in range(len(segments))]
         self.ids = np.array([[token_id for place in in_row for token_id in segments[place].ids]])
@@ -84,14 +88,12 @@ class FlatBatch:
             )
             for group in groups
         ]
-        self._caches = [segments[place].cache for place in in_row]
-        self._lengths = [len(segments[place].ids) for place in in_row]
 
     def positions(self, num_tokens: int) -> NDArray[np.int64]:
         """Return at which rotary position each token of the row stands: ``(1, T)``."""
         assert num_tokens == self.ids.shape[1], "the row is run whole"
         each = [cache.positions(count) for cache, count in zip(self._caches, self._lengths, strict=True)]
-        return np.concatenate(each, axis=1)
+        return each[0] if len(each) == 1 else np.concatenate(each, axis=1)
 
     def at_once(
         self, num_tokens: int, windows: Sequence[int | None]
@@ -140,11 +142,11 @@ class _Part:
 
 def _grouped(segments: Sequence[Segment]) -> list[list[int]]:
     """Return the places of segments that attend together: those of one token by policy, others alone."""
-    single: dict[str, list[int]] = {}
+    single: dict[Policy, list[int]] = {}
     longer: list[list[int]] = []
     for place, one in enumerate(segments):
         if len(one.ids) == 1:
-            single.setdefault(str(one.cache.policy), []).append(place)
+            single.setdefault(one.cache.policy, []).append(place)
         else:
             longer.append([place])
     return [*single.values(), *longer]

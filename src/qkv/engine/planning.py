@@ -50,6 +50,11 @@ class Run:
         return self.choice.cache
 
     @property
+    def decodes(self) -> bool:
+        """Whether it is one token, of which nothing is wanted but the logits behind it."""
+        return len(self.ids) == 1 and self.reaches_end and not self.choice.wants_prompt_logprobs
+
+    @property
     def reaches_end(self) -> bool:
         """Whether it is then known what comes behind the text."""
         return self.start + len(self.ids) == len(self.choice.ids)

@@ -18,6 +18,9 @@ def run_texts(model: Model, runs: Sequence[Run]) -> list[Logits | None]:
     How likely the tokens of a prompt were is noted in passing where it is wanted.
     """
     batch = FlatBatch([Segment(run.ids, run.cache) for run in runs])
+    if all(run.decodes for run in runs):
+        logits = model.logits(batch.ids, batch)[0]  # T V
+        return [logits[span.start] for span in batch.spans]
     hidden = model.hidden(batch.ids, batch)[0]  # T E
     for run, span in zip(runs, batch.spans, strict=True):
         if run.choice.wants_prompt_logprobs:

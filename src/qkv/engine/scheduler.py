@@ -199,7 +199,7 @@ class Scheduler:
         if not ids:
             return False
         gave_way = False
-        while not self._fits(plan.nbytes + _step_nbytes(choice, ids)):
+        while not self._fits(plan.nbytes + self._step_nbytes(choice, ids)):
             newest = self.running[-1]
             if newest is choice and not plan.runs:
                 self._run_alone(choice, ids, plan)
@@ -212,13 +212,13 @@ class Scheduler:
         return gave_way
 
     def _run(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
-        plan.add(choice, ids, _step_nbytes(choice, ids))
+        plan.add(choice, ids, self._step_nbytes(choice, ids))
         self._note("run", choice, len(ids))
 
     def _run_alone(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
         """Plan as many tokens as fit though nobody else is there; a text of which none do has failed."""
         fewer = ids
-        while fewer and not self._fits(_step_nbytes(choice, fewer)):
+        while fewer and not self._fits(self._step_nbytes(choice, fewer)):
             fewer = () if choice.request.repeats_steps else fewer[: len(fewer) // 2]
         if fewer:
             self._run(choice, fewer, plan)
@@ -254,16 +254,21 @@ class Scheduler:
             return True
         growing = [one.cache for one in self.running if one.cache is not None]
         growth = sum(cache.step_nbytes(cache.policy.page_size) for cache in growing)
-        return self._fits(plan.nbytes + growth + _step_nbytes(choice, choice.ids[choice.num_held :]))
+        return self._fits(plan.nbytes + growth + self._step_nbytes(choice, choice.ids[choice.num_held :]))
 
     def _fits(self, nbytes: int) -> bool:
         budget = self.pool.budget_bytes
         return budget is None or nbytes <= budget - self.pool.nbytes + self.pool.idle_bytes
 
+    def _step_nbytes(self, choice: Choice, ids: Sequence[int]) -> int:
+        """Return how many bytes running these tokens takes at most; nobody counts them without a budget."""
+        assert choice.cache is not None
+        return 0 if self.pool.budget_bytes is None else choice.cache.step_nbytes(len(ids))
+
     def _fail(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
         """Take out a text that does not fit though no other is there, and those that would need as much."""
         assert choice.cache is not None
-        error = cannot_fit(choice.cache, held_nbytes(choice.cache) + _step_nbytes(choice, ids))
+        error = cannot_fit(choice.cache, held_nbytes(choice.cache) + self._step_nbytes(choice, ids))
         for one in [*choice.followers, choice]:
             self.remove(one, "error")
             plan.failed.append((one, error))
@@ -276,12 +281,6 @@ class Scheduler:
 
     def _note(self, kind: EventKind, choice: Choice, tokens: int) -> None:
         self.log.append(Event(self.step, kind, choice.request.number, choice.index, tokens))
-
-
-def _step_nbytes(choice: Choice, ids: Sequence[int]) -> int:
-    """Return how many bytes running these tokens takes at most."""
-    assert choice.cache is not None
-    return choice.cache.step_nbytes(len(ids))
 
 
 def _take_over(choice: Choice) -> Choice | None:

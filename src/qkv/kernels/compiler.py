@@ -1,10 +1,12 @@
 """Compile kernels once, keep them on disk, and run them from any thread.
 
-Three things a bare ``numba.njit(cache=True)`` does not give:
+Four things a bare ``numba.njit(cache=True)`` does not give:
 
 - Its cache knows a function by its own file only. A kernel here is made from several, so the folder
   of the cache is named by all that machine code depends on: `cache_folder`.
 - A damaged cache file is a traceback there. Here each file carries its checksum and is replaced.
+- It makes wrappers and files for every function, though most are called by other kernels only, and their
+  code is part of those: `KernelDispatcher`.
 - Its threads may be entered by one Python thread at a time, and not at all after a fork, where the
   process is ended. Here calls take turns, and a forked child computes alone: `ParallelKernel`.
 """
@@ -29,9 +31,12 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 import numba
+from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 from numba.core.serialize import dumps
+from numba.core.sigutils import normalize_signature
 from numba.extending import is_jitted
 from numba.np.ufunc import parallel as numba_threads
 
@@ -72,8 +77,54 @@ def _dispatcher(function: Callable[..., Any], *, parallel: bool = False) -> Any:
     # code of one process may meet code of another on the disk: the tile must be part of the name.
     function.__qualname__ += f"_{_digest(*_identity(function), repr(parallel))}"
     dispatcher = compile_lazily(function)
-    dispatcher._cache = KernelCache(function, parallel=parallel)
+    dispatcher.__class__ = KernelDispatcher
+    dispatcher.kept = KernelCache(function, parallel=parallel)
+    dispatcher.parts = set()
     return dispatcher
+
+
+class KernelDispatcher(CPUDispatcher):
+    """Gives a way in from Python, and a place on the disk, only to what is called from Python.
+
+    Most kernels are parts of others: their code is copied into the callers', and lies on the disk there.
+    Without wrappers and files of their own a first start takes about a sixth less. A part that is called
+    from Python after all is compiled once more.
+
+    Attributes
+    ----------
+    kept : KernelCache
+    parts : set of tuples of types
+        The signatures that were compiled as parts of others only.
+    """
+
+    kept: "KernelCache"
+    parts: set[Any]
+    depth = 0
+    """How many kernels are being compiled, each for the one before it."""
+
+    def compile(self, sig: Any) -> Any:
+        """Compile the function for a signature, or take it from the disk."""
+        with global_compiler_lock:
+            is_part, types = KernelDispatcher.depth > 0, tuple(normalize_signature(sig)[0])
+            if types in self.parts and not is_part:
+                self.parts.remove(types)
+                del self.overloads[types]
+            self._cache = NullCache() if is_part else self.kept
+            self.targetoptions |= {"no_cpython_wrapper": is_part, "no_cfunc_wrapper": is_part}
+            KernelDispatcher.depth += 1
+            try:
+                return super().compile(sig)
+            finally:
+                KernelDispatcher.depth -= 1
+
+    def add_overload(self, result: Any) -> None:
+        """Take in what was compiled; what has no way in from Python must not be found from there."""
+        if not self.targetoptions["no_cpython_wrapper"]:
+            super().add_overload(result)
+            return
+        types = tuple(result.signature.args)
+        self.parts.add(types)
+        self.overloads[types] = result
 
 
 class ParallelKernel:

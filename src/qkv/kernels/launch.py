@@ -50,6 +50,12 @@ def aligned_numbers(count: int) -> NDArray[np.float32]:
     return room[first : first + count]
 
 
+def addresses(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Return where each part of an array along its first axis begins."""
+    first, step = address(array), array.strides[0]
+    return np.arange(first, first + len(array) * step, step)
+
+
 @cache
 def code_address(worker: Any) -> int:
     """Compile a worker and return where its code begins, for `run_at`."""

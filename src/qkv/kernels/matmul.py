@@ -37,15 +37,16 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
-from numba import prange
+from numba import carray, types
 from numpy.typing import NDArray
 
 from qkv.errors import ShapeError
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import Tile, num_threads
-from qkv.kernels.memory import at, fma, moved
+from qkv.kernels.launch import address, launch
+from qkv.kernels.memory import at, fma, integer_at, moved, pointer, pointer_to
 from qkv.kernels.panel_products import panel_product
-from qkv.kernels.panels import GROUP, PackedWeight, pack
+from qkv.kernels.panels import GROUP, Form, PackedWeight, pack
 
 __all__ = ["PackedWeight", "matmul", "matmul_plain", "pack"]
 
@@ -67,6 +68,24 @@ FEW_OPERATIONS = 1 << 20
 """Multiply-adds below which waking threads takes longer than the product."""
 
 FLOAT32 = np.dtype(np.float32)
+
+(
+    X,
+    NUM_ROWS,
+    DEPTH,  # E_in
+    PANELS,
+    NUM_PANELS,
+    SCALES,
+    NUM_GROUPS,
+    BIAS,
+    Y,
+    COLUMNS,  # E_out
+    BLOCK_PANELS,
+    NUM_THREADS,
+) = range(12)
+"""What the words of a call say."""
+
+ELEMENT_TYPES = {"float32": types.float32, "bfloat16": types.uint16, "int8": types.int8}
 
 
 def matmul(
@@ -101,10 +120,15 @@ def matmul(
     rows, biases = _operands(x, weight, bias)
     num_rows = len(rows)
     y = np.empty((num_rows, weight.shape[0]), FLOAT32)
-    multiply = _kernel(weight.tile)
-    if num_rows * weight.panels.size < FEW_OPERATIONS:
-        multiply = multiply.alone
-    multiply(rows, weight.panels, weight.scales, biases, y, _block_panels(num_rows, weight))
+    threads = 1 if num_rows * weight.panels.size < FEW_OPERATIONS else num_threads()
+    call = np.array(
+        (
+            address(rows), num_rows, rows.shape[1], address(weight.panels), len(weight.panels),
+            address(weight.scales), weight.scales.shape[1], address(biases), address(y), weight.shape[0],
+            _block_panels(num_rows, weight), threads,
+        )
+    )  # fmt: skip
+    launch(_worker(weight.tile, weight.form), call, threads)
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -153,28 +177,36 @@ def _block_panels(num_rows: int, weight: PackedWeight) -> int:
 
 
 @cache
-def _kernel(tile: Tile) -> Any:
-    add_products = _product_adder(tile)
-    columns = tile.columns
+def _worker(tile: Tile, form: Form) -> Any:
+    """Make the function that multiplies one thread's blocks of a call."""
+    add_products, columns, panel_at = _product_adder(tile), tile.columns, pointer_to(ELEMENT_TYPES[form])
 
-    @compiled(parallel=True)
-    def multiply(x: Any, panels: Any, scales: Any, bias: Any, y: Any, block_panels: int) -> None:
-        num_rows, num_panels = len(x), len(panels)
+    @compiled()
+    def multiply_share(call: Any, number: Any) -> None:
+        num_rows, depth = integer_at(call, NUM_ROWS), integer_at(call, DEPTH)
+        num_panels, groups = integer_at(call, NUM_PANELS), integer_at(call, NUM_GROUPS)
+        E_out, block_panels = integer_at(call, COLUMNS), integer_at(call, BLOCK_PANELS)
+        x = carray(pointer(integer_at(call, X)), (num_rows, depth))
+        panels = carray(panel_at(integer_at(call, PANELS)), (num_panels, depth, columns))
+        scales = carray(pointer(integer_at(call, SCALES)), (num_panels, groups, columns))
+        bias = carray(pointer(integer_at(call, BIAS)), E_out)
+        y = carray(pointer(integer_at(call, Y)), (num_rows, E_out))
         row_blocks = (num_rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-        panel_blocks = (num_panels + block_panels - 1) // block_panels
-        for block in prange(row_blocks * panel_blocks):
+        num_blocks = row_blocks * ((num_panels + block_panels - 1) // block_panels)
+        threads = integer_at(call, NUM_THREADS)
+        for block in range(num_blocks * number // threads, num_blocks * (number + 1) // threads):
             row = block % row_blocks * BLOCK_ROWS
             panel = block // row_blocks * block_panels
             x_block = x[row : min(row + BLOCK_ROWS, num_rows)]
             held = np.empty((len(x_block), ROW_STEP), np.float32)
             sums = np.zeros((block_panels, len(x_block), columns), np.float32)
-            for start in range(0, x.shape[1], BLOCK_DEPTH):
-                depth = min(BLOCK_DEPTH, x.shape[1] - start)
-                _hold(x_block, start, depth, held)
-                add_products(held, panels, scales, sums, panel, start, depth)
+            for start in range(0, depth, BLOCK_DEPTH):
+                count = min(BLOCK_DEPTH, depth - start)
+                _hold(x_block, start, count, held)
+                add_products(held, panels, scales, sums, panel, start, count)
             _finish(sums, bias, y, row, panel * columns)
 
-    return multiply
+    return multiply_share
 
 
 @compiled()

@@ -40,6 +40,19 @@ def pointer(typing_context: Any, address: Any) -> Any:
     return signature, write
 
 
+def pointer_to(element: Any) -> Any:
+    """Make the function that takes an address, an integer, as a pointer to elements of a type."""
+
+    @instruction
+    def pointer_to_element(typing_context: Any, address: Any) -> Any:
+        def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_data_type(element).as_pointer())
+
+        return types.CPointer(element)(types.intp), write
+
+    return pointer_to_element
+
+
 @instruction
 def moved(typing_context: Any, start: Any, offset: Any) -> Any:
     """Return the pointer ``offset`` numbers further on."""

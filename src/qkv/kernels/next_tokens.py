@@ -1,5 +1,6 @@
 """Put the next token's key and value of each text into its pages, as a call of a program."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from qkv.kernels import row_steps
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import VECTOR_WIDTH
-from qkv.kernels.launch import address
+from qkv.kernels.launch import address, addresses
 from qkv.kernels.memory import integer_at, moved, pointer
 from qkv.kernels.row_vectors import along_row
 
@@ -50,9 +51,9 @@ class NextTokens(NamedTuple):
 
     Attributes
     ----------
-    table : (L, rows, G, N) int64
-        Addresses of pages of float32.
-    slots : (rows, G) int64
+    tables : rows of (L, G, N) int64
+        Addresses of each text's pages of float32.
+    slots : rows of (G,) int64
         Where in its pages a head's token goes, in every layer the same: how many it holds already.
     left : (L, rows, G) int64, optional
         How many keys before its own a query sees; all when left out.
@@ -64,8 +65,8 @@ class NextTokens(NamedTuple):
         Where in a page keys and values begin.
     """
 
-    table: Words
-    slots: Words
+    tables: Sequence[Words]
+    slots: Sequence[Words]
     left: Words | None
     first_keys: Words
     page_size: int
@@ -85,10 +86,10 @@ class Heads(NamedTuple):
     turned: Floats
 
 
-def write_placing(call: Words, heads: Heads, cosines: Floats, sines: Floats) -> None:
+def write_placing(call: Words, heads: Heads, slots: Words, cosines: Floats, sines: Floats) -> None:
     """Write down: turn queries and keys by their positions, and put keys and values where they belong.
 
-    Where that is, `point_to_pages` says before each run. There is a share for each row.
+    In what pages that is, `point_to_pages` says. There is a share for each row.
 
     Parameters
     ----------
@@ -96,6 +97,8 @@ def write_placing(call: Words, heads: Heads, cosines: Floats, sines: Floats) -> 
         Is written to.
     heads : Heads
         All arrays must outlive the call.
+    slots : (rows, G) int64
+        Where in its pages a head's token goes.
     cosines, sines : (rows, pairs)
     """
     D = heads.q.shape[2]
@@ -107,22 +110,22 @@ def write_placing(call: Words, heads: Heads, cosines: Floats, sines: Floats) -> 
         heads.q.shape[1], heads.k.shape[1], D, address(cosines), address(sines), cosines.shape[1],
         address(heads.turned),
     )  # fmt: skip
+    call[SLOTS] = address(slots)
 
 
-def point_to_pages(calls: Words, tokens: NextTokens) -> None:
-    """Say where each layer's keys and values go.
+def point_to_pages(calls: Words, table: Words, tokens: NextTokens) -> None:
+    """Say to which pages each layer's keys and values go, as long as the pages are of the same form.
 
     Parameters
     ----------
     calls : (L, NUM_WORDS) int64
         The words of each layer's call.
+    table : (L, rows, G, N) int64
+        Must outlive the calls, and hold the addresses of the pages whenever they run.
     tokens : NextTokens
-        Must outlive the run.
     """
-    table, slots = tokens.table, tokens.slots
-    assert table.flags.c_contiguous and slots.flags.c_contiguous
-    calls[:, TABLE] = address(table) + np.arange(len(table)) * table.strides[0]
-    calls[:, TABLE_STEP:] = table.shape[-1], address(slots), tokens.page_size, tokens.k_bytes, tokens.v_bytes
+    calls[:, TABLE], calls[:, TABLE_STEP] = addresses(table), table.shape[-1]
+    calls[:, PAGE_KEYS:] = tokens.page_size, tokens.k_bytes, tokens.v_bytes
 
 
 @cache

@@ -12,6 +12,12 @@ from qkv.kernels.host import HOST_TILE, Tile
 
 Form = Literal["float32", "bfloat16", "int8"]
 
+FORMS: dict[np.dtype[Any], Form] = {
+    np.dtype(np.float32): "float32",
+    np.dtype(np.uint16): "bfloat16",
+    np.dtype(np.int8): "int8",
+}
+
 GROUP = 32
 """Steps of the inner axis that share one scale in int8 weights."""
 
@@ -42,8 +48,7 @@ class PackedWeight:
     @property
     def form(self) -> Form:
         """How the weights are stored."""
-        forms: dict[str, Form] = {"float32": "float32", "uint16": "bfloat16", "int8": "int8"}
-        return forms[self.panels.dtype.name]
+        return FORMS[self.panels.dtype]
 
     @property
     def nbytes(self) -> int:

@@ -86,11 +86,12 @@ class Program:
             record[CODE], record[WORDS] = code_address(call.worker), address(call.words)
             record[SHARES], record[YIELD] = call.shares, _yielding_code()
         self.shares: Words = self._records[:, SHARES]
+        self._address = address(self._records)
 
     def run(self) -> None:
         """Run every call, one after the other; when this returns, all are done."""
         self._records[:, TAKEN : DONE + 1] = 0
-        _follow_all(address(self._records), len(self._records), num_threads())
+        _follow_all(self._address, len(self._records), num_threads())
 
 
 @compiled(parallel=True)

@@ -261,6 +261,11 @@ HEADS = Experiment(
             ),
         ),
         pattern_part(
+            "previous",
+            Words("a head looks at the token just before", "有一个头看紧挨着的前一个 token"),
+            Words("just before may be the last few tokens", "“前一个”可以放宽为最近几个"),
+        ),
+        pattern_part(
             "local",
             Words(
                 "a head goes by position: it looks at the last four tokens",

@@ -213,14 +213,14 @@ class DeepSeek:
     tokenizer: Tokenizer | None = None
     end_ids: frozenset[int] = frozenset()
 
-    def logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
+    def logits(self, ids: TokenIds, cache: StepCache | None = None, mask: Visible | None = None) -> Logits:
         """Return the logits of the token after each id.
 
         Parameters
         ----------
         ids : (T,) or (B, T) integers
             New tokens; with a cache they continue what it holds, and are added to it.
-        cache : Cache, optional
+        cache : StepCache, optional
             Without one, every token is computed anew.
         mask : (B, T) bool, optional
             ``True`` = a real token; padding on either side is neither run nor stored.

@@ -159,14 +159,14 @@ class Llama:
     tokenizer: Tokenizer | None = None
     end_ids: frozenset[int] = frozenset()
 
-    def logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
+    def logits(self, ids: TokenIds, cache: StepCache | None = None, mask: Visible | None = None) -> Logits:
         """Return the logits of the token after each id.
 
         Parameters
         ----------
         ids : (T,) or (B, T) integers
             New tokens; with a cache they continue what it holds, and are added to it.
-        cache : Cache, optional
+        cache : StepCache, optional
             Without one, every token is computed anew.
         mask : (B, T) bool, optional
             ``True`` = a real token; padding on either side is neither run nor stored.
@@ -176,12 +176,15 @@ class Llama:
         (T, V) or (B, T, V) float32
         """
         step = Step.of(ids, cache, mask)
-        return step.unpack(unembed(self._hidden(step), self.head))
+        return step.unpack(self._logits(step))
 
     def next_logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
         """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
         step = Step.of(ids, cache, mask)
-        logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
+        if step.ids.shape[1] == 1:
+            logits = self._logits(step)[:, 0]
+        else:
+            logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
         return logits[0] if np.ndim(ids) == 1 else logits
 
     def hidden(self, ids: TokenIds, cache: StepCache | None = None) -> Hidden:
@@ -220,11 +223,20 @@ class Llama:
         return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
 
     def _hidden(self, step: Step) -> Hidden:
+        turns = self._turns(step)
+        y = self._decoding.run(step, turns, unembeds=False)
+        return self._through_layers(step, turns) if y is None else y
+
+    def _logits(self, step: Step) -> Logits:
+        turns = self._turns(step)
+        y = self._decoding.run(step, turns, unembeds=True)
+        return unembed(self._through_layers(step, turns), self.head) if y is None else y
+
+    def _turns(self, step: Step) -> tuple[Array, Array]:
+        return rotary_table(self.config.rotary.at(step.longest), step.positions[:, None])  # B 1 T D/2
+
+    def _through_layers(self, step: Step, turns: tuple[Array, Array]) -> Hidden:
         x = embed(step.ids, self.embedding)  # B T E
-        turns = rotary_table(self.config.rotary.at(step.longest), step.positions[:, None])  # B 1 T D/2
-        y = self._decoding.run(step, x, turns)
-        if y is not None:
-            return y
         for index, layer in enumerate(self.layers):
             x = x + self._attention(index, layer, rms_norm(x, layer.attention_norm, self._eps), turns, step)
             x = x + self._mlp(layer, rms_norm(x, layer.mlp_norm, self._eps))
@@ -248,7 +260,7 @@ class Llama:
 
     @cached_property
     def _decoding(self) -> Decoding:
-        return Decoding(self.config, self.layers, self.final_norm)
+        return Decoding(self.config, self.embedding, self.layers, self.final_norm, self.head)
 
     @property
     def _eps(self) -> float:

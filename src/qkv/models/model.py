@@ -53,7 +53,7 @@ class Model(Protocol):
         """Tells this model's saved caches from another's."""
         ...
 
-    def logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
+    def logits(self, ids: TokenIds, cache: StepCache | None = None, mask: Visible | None = None) -> Logits:
         """Return the logits of the token after each id: ``(T, V)`` or ``(B, T, V)``."""
         ...
 

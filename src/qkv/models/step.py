@@ -96,7 +96,7 @@ class Step:
 
 
 def _check_ids(ids: NDArray, cache: StepCache | None, mask: Visible | None) -> None:
-    if ids.ndim != 2 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+    if ids.ndim != 2 or (ids.size and ids.dtype.kind not in "iu"):
         raise ShapeError(f"ids must be (T,) or (B, T) integers, not {ids.shape} of {ids.dtype}")
     if ids.size == 0:
         raise PromptError("there is no token to run; give at least one id")

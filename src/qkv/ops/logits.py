@@ -1,5 +1,7 @@
 """From a token's last vector to one number per vocabulary entry."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,9 +48,31 @@ def logit_row(logits: NDArray) -> Row:
     [1.5, -inf]
     """
     row = np.asarray(logits, np.float64)
-    if not np.isfinite(row.max()):  # one NaN makes the maximum NaN
+    _check_highest(row.max())  # one NaN makes the maximum NaN
+    return row
+
+
+def likeliest(logits: NDArray) -> int:
+    """Return the id of the highest of V logits of any float type, the first of equals.
+
+    Raises
+    ------
+    NumericError
+        As `logit_row`.
+
+    Examples
+    --------
+    >>> likeliest(np.array([1.5, 3.0, -np.inf, 3.0], np.float16))
+    1
+    """
+    token_id = int(np.argmax(logits))  # where there is a NaN, of the first
+    _check_highest(logits[token_id])
+    return token_id
+
+
+def _check_highest(logit: float) -> None:
+    if not math.isfinite(logit):
         raise NumericError(
             "a logit is NaN or infinitely high, or all are infinitely low, so no token can be chosen; "
             "check the model's weights"
         )
-    return row

@@ -8,11 +8,12 @@ texts to longer ones by turning some pairs more slowly.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from array_api_compat import device
+from numpy.typing import NDArray
 
 from qkv.errors import OptionError, ShapeError
 from qkv.ops.arrays import array_namespace, narrow, widen
@@ -34,6 +35,11 @@ class Rotary:
 
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
+
+    @cached_property
+    def in_numpy(self) -> NDArray[np.float32]:
+        """The frequencies as an array, made once and not at each token."""
+        return np.array(self.frequencies, np.float32)
 
 
 def rotary_frequencies(size: int, theta: float = 10000.0) -> Rotary:
@@ -231,7 +237,11 @@ def rotary_table(rotary: Rotary, positions: Array | Sequence[int]) -> tuple[Arra
     if isinstance(positions, Sequence):
         positions = np.asarray(positions)
     xp = array_namespace(positions)
-    frequencies = xp.asarray(rotary.frequencies, dtype=xp.float32, device=device(positions))
+    frequencies = (
+        rotary.in_numpy
+        if xp is np
+        else xp.asarray(rotary.frequencies, dtype=xp.float32, device=device(positions))
+    )
     angles = xp.astype(positions, xp.float32)[..., None] * frequencies
     return xp.cos(angles) * rotary.magnitude, xp.sin(angles) * rotary.magnitude
 

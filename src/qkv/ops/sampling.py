@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qkv.errors import OptionError
 from qkv.ops.filters import keep_min_p, keep_top_k, keep_top_p, possible_ids
-from qkv.ops.logits import Row, logit_row
+from qkv.ops.logits import Row, likeliest, logit_row
 from qkv.ops.penalties import (
     add_bias,
     completing_ids,
@@ -121,6 +121,12 @@ class Sampling:
         """Whether the most likely token is always taken."""
         return self.temperature < GREEDY_BELOW_TEMPERATURE
 
+    @property
+    def takes_highest(self) -> bool:
+        """Whether the highest logit is taken as logits come, once a text may end."""
+        changes = self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        return self.is_greedy and not (changes or self.logit_bias or self.bad_words)
+
     def generator(self, index: int = 0) -> np.random.Generator:
         """Return the random generator of one run, or of one of several from the same prompt.
 
@@ -193,6 +199,8 @@ def sample(
     >>> sample(np.array([0.0, 2.0, 1.0]), Sampling(), np.random.default_rng(0))
     1
     """
+    if sampling.takes_highest and num_new >= sampling.min_tokens:
+        return likeliest(logits)
     row = adjust(logit_row(logits), sampling, list(seen_ids), num_new, end_ids)
     if sampling.is_greedy:
         return int(np.argmax(row))

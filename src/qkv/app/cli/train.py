@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from qkv.app.cli.loading import note
+from qkv.app.cli.status import INTERRUPTED
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:  # imported by those who train
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # imported by those who train
     from qkv.training.text import Split
     from qkv.training.text_model import TextModel
 
-INTERRUPTED = 130
 SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 80, 0.8
 LOOKS = 20
 """At held-out text in a training, where nothing else is asked for."""

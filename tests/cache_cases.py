@@ -18,7 +18,7 @@ from slow_cache import Sizes
 BACKENDS: tuple[Backend, ...] = ("numpy", "compiled") if can_compile() else ("numpy",)
 
 GROUPED = Sizes(L=2, G=2, H=4, D=6, D_v=10)
-ONE_KEY_HEAD = Sizes(L=3, G=1, H=3, D=16, D_v=16)  # whole vectors, whose codes are read as they are
+ONE_KEY_HEAD = Sizes(L=3, G=1, H=3, D=32, D_v=32)  # whole vectors, whose codes are read as they are
 AS_MANY = Sizes(L=2, G=3, H=3, D=5, D_v=7)
 LATENT = Sizes(L=2, G=1, H=3, D=24, D_v=16, shares_values=True)
 SIZES = {GROUPED: "grouped", ONE_KEY_HEAD: "one key head", AS_MANY: "as many", LATENT: "latent"}

@@ -13,11 +13,13 @@ from qkv.bench.attention_work import AttentionCall
 from qkv.bench.caching import Caching
 from qkv.bench.comparison import Instruments
 from qkv.bench.decode import Decode, Heads, SlidingDecode
+from qkv.bench.latent import LatentDecode, LatentSizes
 from qkv.bench.limits import MATRIX, NUMPY_MATRIX, READ, machine_limits
 from qkv.bench.matmul import Products
 from qkv.bench.matmul import numpy_ways as numpy_products
 from qkv.bench.measurement import Measurement, Skipped
 from qkv.bench.measurement import measured as measured_only
+from qkv.bench.policies import CODES, CachePolicies
 from qkv.bench.sections import Extent, chosen_cases
 from qkv.bench.stopwatch import Stopwatch
 from qkv.bench.textbook import numpy_ways
@@ -174,6 +176,46 @@ def test_the_cache_is_compared_with_computing_anew():
     assert (peers_of(measured), measured.work.sizes["n"], measured.shares) == (["no cache"], 5, ())
 
 
+SMALL_HEADS = Heads(H=6, G=2, D=6)
+"""An even D, for two codes of int4 share a byte."""
+
+
+def test_each_policy_is_compared_with_the_same_cache_in_float32():
+    results = measure(CachePolicies(67, SMALL_HEADS, window=5))
+    policies = [measured.work.sizes["policy"] for measured in results]
+    assert policies == ["float32", *CODES, "window=5", "knorm=6"]
+    assert {tuple(peers_of(measured)) for measured in results} == {("float32",)}
+    # Four floating-point operations for each number of each head and key that is seen.
+    assert [measured.work.flops for measured in results] == [4 * 6 * 6 * n for n in (*[68] * 8, 5, 6)]
+    plain, half, *_, window, evicted = (measured.work.num_bytes for measured in results)
+    assert plain == 2 * 4 * 2 * 6 * 80  # five pages of 16
+    assert (half, window) == (plain // 2, 2 * plain // 5)  # tokens 63 to 67 lie in two of them
+    assert evicted == plain // 5 + 2 * 16 * (4 + 4)  # for each slot its place in the text, and a score
+
+
+@pytest.mark.skipif(not can_compile(), reason="this machine has no fused multiply-add")
+def test_a_policy_whose_result_is_not_that_of_what_it_holds_is_refused(monkeypatch):
+    nothing = np.zeros((1, 6, 1, 6)), np.zeros((1, 6, 1))
+    monkeypatch.setattr("qkv.cache.attending._attend_decoded", lambda *_: nothing)
+    with use_backend("compiled"), pytest.raises(NumericError, match=r"decode over a cache.*float32.*NumPy"):
+        CachePolicies(67, SMALL_HEADS).measure(instruments())
+
+
+def test_policies_for_which_memory_does_not_suffice_are_skipped_with_the_reason():
+    # 8 x 128 x 2 numbers for each key, four times, and half of that for each of 7 policies.
+    (skipped,) = CachePolicies(32768).measure(instruments(10**9))
+    assert isinstance(skipped, Skipped)
+    assert skipped.reason == "needs 3.1 GB of memory; 1.0 GB are free"
+
+
+def test_absorbed_latents_are_compared_with_keys_and_values_made_anew():
+    (measured,) = measure(LatentDecode(17, LatentSizes(H=3, nope=5, rope=2, value=7, latent=11)))
+    assert (peers_of(measured), measured.work.sizes) == (["up-projected"], {"H": 3, "S": 17})
+    # Each head maps its query and its output, and meets 17 keys of 11 + 2 numbers and values of 11.
+    assert measured.work.flops == 2 * 3 * (5 * 11 + 7 * 11 + 17 * (13 + 11))
+    assert measured.work.num_bytes == 4 * (17 * 13 + 3 * 12 * 11)
+
+
 CALLS = {
     "full": AttentionCall(2, 3, 3, 7, 7, 5),
     "causal": AttentionCall(2, 3, 3, 7, 7, 5, causal=True),
@@ -191,7 +233,7 @@ def test_the_textbook_formula_is_the_formula(call):
 
 def test_a_whole_run_has_the_sizes_that_are_promised():
     cases = chosen_cases([], Extent())
-    assert list(cases) == ["attention", "decode", "matmul", "tiling", "cache"]
+    assert list(cases) == ["attention", "decode", "matmul", "tiling", "cache", "policies", "latent"]
     long = {
         Prefill(n, D, name == CAUSAL, name)
         for n in (1024, 2048, 4096, 8192)
@@ -203,6 +245,8 @@ def test_a_whole_run_has_the_sizes_that_are_promised():
     window = SlidingDecode((2048, 4096, 8192, 16384, 32768), 1024)
     assert set(cases["decode"]) == {Decode(S, B) for S in (1024, 8192, 32768) for B in (1, 8)} | {window}
     assert {Products(1, 4096, 4), Products(1536, 1536, 1)} < set(cases["matmul"])
+    assert cases["policies"] == [CachePolicies(8192), CachePolicies(32768)]
+    assert cases["latent"] == [LatentDecode(128), LatentDecode(1024), LatentDecode(8192)]
 
 
 def test_a_section_that_does_not_exist_is_refused_with_those_that_do():

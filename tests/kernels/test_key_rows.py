@@ -6,6 +6,7 @@ import pytest
 from paged_arrays import same, store
 from qkv.cache.elements import ELEMENTS
 from qkv.cache.layout import PageLayout
+from qkv.kernels import paged_attention
 from qkv.kernels.attention import ROWS, attend
 from qkv.kernels.attention_words import ELEMENTS as NAMES
 from qkv.kernels.attention_words import STRETCH_KEYS
@@ -17,6 +18,8 @@ SIZES = {
     "no whole vector": (1, 6, 10),
     "vectors and a rest": (2, 40, 34),
     "more than two groups": (1, 16, 80),
+    "halves of a group and a half": (1, 48, 96),
+    "halves of whole groups": (1, 64, 128),
 }
 """G, D and D_v; H = 2 G or 3 G."""
 
@@ -67,6 +70,32 @@ def test_attention_on_codes_is_the_same_over_many_stretches_and_workers(element)
         for num_workers in (1, 3):
             cut = {"splits_keys": splits_keys, "num_workers": num_workers}
             assert same(attend_pages(q, stored.pages, reach, scale=0.25, **cut), expected)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_pages_of_which_no_query_sees_a_key_may_be_gone_to_the_bit(element):
+    """A window of 20 behind 3 first keys: the pages between, in the same block and in blocks between."""
+    for S, P in ((60, 5), (200, 16), (STRETCH_KEYS + 300, 32)):
+        k, v = np.random.default_rng(0).normal(size=(2, 1, 2, S, 32)).astype(np.float32)
+        q = np.random.default_rng(1).normal(size=(1, 4, 1, 32)).astype(np.float32)
+        stored = store(PageLayout(element, P, 32, 32), k, v)
+        one = np.ones((1, 2), np.int64)
+        reach = Reach((S - 1) * one, S * one, left=19 * one, first_keys=3)
+        expected = attend_pages(q, stored.pages, reach, scale=0.3)
+        stored.pages.table[:, :, -(-3 // P) : (S - 20) // P] = 0
+        assert same(attend_pages(q, stored.pages, reach, scale=0.3), expected)
+
+
+@pytest.mark.parametrize("element", [name for name in ELEMENTS if name != "float32"])
+def test_codes_of_whole_vectors_go_straight_into_the_products(element, monkeypatch):
+    asked = []
+    monkeypatch.setattr(paged_attention, "prepare", lambda *_, **rules: asked.append(rules["tile"]) or 1 / 0)
+    layout = PageLayout(element, 32, 64, 64)
+    stored = store(layout, *np.zeros((2, 1, 1, 32, 64), np.float32))
+    reach = Reach(np.full((1, 1), 31), np.full((1, 1), 32))
+    with pytest.raises(ZeroDivisionError):
+        attend_pages(np.zeros((1, 8, 1, 64), np.float32), stored.pages, reach, scale=1.0)
+    assert asked == [element]
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

@@ -1,54 +1,21 @@
 """Products along rows, and the verbs they are written in, against plain loops: every sum in its order."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from numba import types
 
 from qkv.kernels.compiler import compiled
-from qkv.kernels.memory import at, instruction
+from qkv.kernels.memory import at
 from qkv.kernels.micro import CHAINS
 from qkv.kernels.row_products import row_mix, row_scores
 from qkv.kernels.vectors import VectorWriter, index
+from row_loops import LANES, bits, fma, made, normal, score
 
-LANES = 8
 DEPTHS = [1, 3, 7, 8, 9, 16, 21, 40]
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def fma(a: Any, b: Any, c: Any) -> np.float32:
-    """One rounding: a product of two float32 numbers is exact in float64."""
-    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
-
-
-def bits(x: Any) -> list:
-    return np.asarray(x, np.float32).view(np.uint32).tolist()
-
-
 # Verbs
-
-
-def made(width: int, write: Callable[[VectorWriter, Any, Any, Any], None]) -> Any:
-    """Compile instructions that take two arrays and an integer."""
-
-    @instruction
-    def step(typing_context: Any, x: Any, y: Any, count: Any) -> Any:
-        def body(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            write(VectorWriter(builder, width), *arguments)
-            return context.get_dummy_value()
-
-        return types.void(x, y, types.intp), body
-
-    @compiled()
-    def run(x, y, count):
-        step(at(x, 0), at(y, 0), count)
-
-    return run
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
@@ -92,20 +59,9 @@ def scores_of(queries: int) -> Any:
 
     @compiled()
     def run(k, k_row, q, q_row, chains, scores, num_keys, depth):
-        product(at(k, 0), k_row, at(k, 0), 0, at(q, 0), q_row, at(chains, 0), at(scores, 0), num_keys, depth)
+        product(at(k, 0), k_row, 0, at(q, 0), q_row, at(chains, 0), at(scores, 0), num_keys, depth)
 
     return run
-
-
-def score(k: np.ndarray, q: np.ndarray) -> np.float32:
-    """Number d of a key belongs to chain d % CHAINS; the chains are added up in order."""
-    chains = [np.float32(0)] * CHAINS
-    for d, (a, b) in enumerate(zip(k, q, strict=True)):
-        chains[d % CHAINS] = fma(a, b, chains[d % CHAINS])
-    total = chains[0]
-    for chain in chains[1:]:
-        total = np.float32(total + chain)
-    return total
 
 
 @pytest.mark.parametrize("queries", [1, 2, 4, 8])
@@ -140,7 +96,7 @@ def mix_of(queries: int, vectors: int, width: int) -> Any:
 
     @compiled()
     def run(v, v_row, weights, output, output_row, num_keys, depth):
-        product(at(v, 0), v_row, at(v, 0), 0, at(weights, 0), at(output, 0), output_row, num_keys, depth)
+        product(at(v, 0), v_row, 0, at(weights, 0), at(output, 0), output_row, num_keys, depth)
 
     return run
 

@@ -34,8 +34,8 @@ EVICTING = [
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Heads of 16 numbers, so that codes go straight from pages into the products."""
-    return load(write_model(tmp_path_factory.mktemp("llama"), "llama", head_dim=16))
+    """Heads of 32 numbers, so that codes go straight from pages into the products."""
+    return load(write_model(tmp_path_factory.mktemp("llama"), "llama", head_dim=32))
 
 
 @pytest.fixture(scope="module", params=["mistral", "deepseek_v3", "stories260k"])

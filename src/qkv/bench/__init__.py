@@ -1,7 +1,8 @@
 """How fast, measured: against other libraries in turn, and against what the machine can do.
 
 Read `stopwatch` (how times are taken), `comparison` (equal results first), then the kinds of work in
-`attention`, `decode`, `matmul`, `tiling` and `caching`. Peers are imported where they are used.
+`attention`, `decode`, `matmul`, `tiling`, `caching`, `policies` and `latent`. Peers are imported where they
+are used.
 """
 
 from qkv.bench.comparison import Instruments

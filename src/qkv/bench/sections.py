@@ -8,8 +8,10 @@ from qkv.bench.attention import attention_cases
 from qkv.bench.caching import Caching
 from qkv.bench.comparison import Instruments
 from qkv.bench.decode import HEADS, Heads, decode_cases
+from qkv.bench.latent import LatentDecode
 from qkv.bench.matmul import Products
 from qkv.bench.measurement import Result
+from qkv.bench.policies import CachePolicies
 from qkv.bench.tiling import Tiling
 from qkv.errors import OptionError
 
@@ -40,6 +42,8 @@ class Extent:
         Rows, width, and how many matrices.
     tiling_lengths, cache_lengths : tuple of int
         Tokens.
+    policy_lengths, latent_lengths : tuple of int
+        Keys, S.
     """
 
     prefill_lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
@@ -56,6 +60,8 @@ class Extent:
     )  # fmt: skip
     tiling_lengths: tuple[int, ...] = (32, 128, 256, 512, 1024, 2048)
     cache_lengths: tuple[int, ...] = (25, 50, 100, 200, 400)
+    policy_lengths: tuple[int, ...] = (8192, 32768)
+    latent_lengths: tuple[int, ...] = (128, 1024, 8192)
 
 
 QUICK = Extent(
@@ -67,6 +73,8 @@ QUICK = Extent(
     products=((1, 4096, 4), (1536, 1536, 1)),
     tiling_lengths=(128, 512),
     cache_lengths=(25, 100),
+    policy_lengths=(8192,),
+    latent_lengths=(1024,),
 )
 """A first impression in a minute or two."""
 
@@ -76,6 +84,8 @@ SECTIONS: Mapping[str, Callable[[Extent], Sequence[Case]]] = {
     "matmul": lambda e: [Products(*sizes) for sizes in e.products],
     "tiling": lambda e: [Tiling(n) for n in e.tiling_lengths],
     "cache": lambda e: [Caching(n) for n in e.cache_lengths],
+    "policies": lambda e: [CachePolicies(S, e.decode_heads) for S in e.policy_lengths],
+    "latent": lambda e: [LatentDecode(S) for S in e.latent_lengths],
 }
 
 

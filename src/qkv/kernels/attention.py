@@ -12,7 +12,7 @@ from qkv.kernels.attention_layouts import ROW_LANES, Layout, panel_layout, row_l
 from qkv.kernels.attention_words import NO_LIMIT, STRETCH_KEYS
 from qkv.kernels.attention_workers import make_workers, workspace_numbers
 from qkv.kernels.host import HOST_TILE, Tile, num_threads
-from qkv.kernels.launch import address, code_address, launch
+from qkv.kernels.launch import address, aligned_numbers, code_address, launch
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.int64]
@@ -226,7 +226,7 @@ def run(call: Words, prepared: Prepared, q: Floats) -> tuple[Floats, Floats]:
     if not lse.size:
         return output, lse
     q = with_whole_heads(q)
-    scratch = np.empty(prepared.scratch_numbers, np.float32)
+    scratch = aligned_numbers(prepared.scratch_numbers)
     start = address(scratch)
     call[words.Q] = address(q)
     call[words.Q + 1], call[words.Q + 2], call[words.Q + 3] = (step // 4 for step in q.strides[:3])

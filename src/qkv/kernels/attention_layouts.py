@@ -10,25 +10,26 @@ The two differ in where the numbers of queries and of the output under way stand
 products run over them.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qkv.kernels.attention_words import BLOCK_KEYS
+from qkv.kernels.code_products import code_mix, code_scores
+from qkv.kernels.codes import CODES, Codes
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import Tile
 from qkv.kernels.memory import moved, number_at, put_number
 from qkv.kernels.micro import CHAINS, merge_states, online_softmax, scale_rows, tile_product
-from qkv.kernels.row_products import Codes, row_mix, row_scores
-from qkv.kernels.widening import (
-    bfloat16_numbers,
-    e4m3_numbers,
-    e5m2_numbers,
-    half_numbers,
-    int8_numbers,
-)
+from qkv.kernels.row_products import row_mix, row_scores
+from qkv.kernels.row_softmax import paired_softmax
 
 ROW_LANES = 8
 """Queries at most in the layout of rows."""
+
+FEW_LANES = 4
+"""Queries of which two keys' weights fit into one vector."""
+
+COUNTS = 1, 2, 4, 8
+"""Queries that products are made for."""
 
 SPARE_KEYS = CHAINS
 """Rows of scores behind the last key that may be written, and are not read."""
@@ -41,24 +42,25 @@ class Layout(NamedTuple):
     ----------
     lanes : int
         Queries side by side.
-    reads_codes : bool
-        Whether rows are codes in pages, ``k_row`` and ``v_row`` count bytes, and ``scales`` has one number
-        per key.
+    codes : (Codes, Codes), optional
+        The form of keys and values that ``score`` and ``mix`` read; float32 when left out.
     chain_numbers : int
         Room that ``score`` needs beside the scores.
     place : ``(lane, d, size)``
         Where number d of a lane's query or output stands.
-    score : ``(k, k_row, scales, ahead, queries, num_lanes, chains, scores, num_keys, size)``
-        Scores of a run of keys, ``lanes`` numbers per key.
-    softmax : ``(scores, num_keys, scale, highest, denominator, rescale)``
+    score : ``(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size)``
+        Scores of a run of keys, ``lanes`` numbers per key. With codes
+        ``(rows, following, steps, queries, num_lanes, scores, num_keys, size)``: see `code_products`.
+    softmax : ``(scores, num_keys, num_lanes, scale, highest, denominator, rescale)``
         See `micro.online_softmax`.
     rescale : ``(output, size, num_lanes, factors)``
-    mix : ``(v, v_row, scales, ahead, weights, output, num_lanes, num_keys, size)``
+    mix : ``(v, v_row, ahead, weights, output, num_lanes, num_keys, size)``
+        With codes ``(rows, following, steps, weights, output, num_lanes, num_keys, size)``.
     merge : see `micro.merge_states`
     """
 
     lanes: int
-    reads_codes: bool
+    codes: tuple[Codes, Codes] | None
     chain_numbers: int
     place: Any
     score: Any
@@ -84,7 +86,7 @@ def panel_layout(tile: Tile) -> Layout:
         return d * lanes + lane
 
     @compiled()
-    def score(k, k_row, scales, ahead, queries, num_lanes, chains, scores, num_keys, size):
+    def score(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size):
         whole = num_keys // score_rows * score_rows
         for key in range(0, whole, score_rows):
             beside = moved(scores, key * lanes)
@@ -98,7 +100,7 @@ def panel_layout(tile: Tile) -> Layout:
         rescale_rows(output, size, factors)
 
     @compiled()
-    def mix(v, v_row, scales, ahead, weights, output, num_lanes, num_keys, size):
+    def mix(v, v_row, ahead, weights, output, num_lanes, num_keys, size):
         whole = size // rows * rows
         for d in range(0, whole, rows):
             mix_tile(moved(v, d), 1, v_row, weights, lanes, moved(output, d * lanes), lanes, num_keys)
@@ -107,54 +109,29 @@ def panel_layout(tile: Tile) -> Layout:
 
     return Layout(
         lanes,
-        False,
+        None,
         0,
         place,
         score,
-        online_softmax(vectors, width),
+        _plain_softmax(vectors, width),
         rescale,
         mix,
         merge_states(vectors, width),
     )
 
 
-CODES: Mapping[str, Codes] = {
-    "fp16": Codes(2, half_numbers),
-    "bf16": Codes(2, bfloat16_numbers),
-    "fp8-e4m3": Codes(1, e4m3_numbers),
-    "fp8-e5m2": Codes(1, e5m2_numbers),
-    "int8": Codes(1, int8_numbers, is_scaled=True),
-}
-"""Elements whose rows can be read as they are: at most a scale per row belongs to them."""
-
-
 def row_layout(tile: Tile, element: str = "float32") -> Layout:
     """Make the steps for up to `ROW_LANES` queries, each a row; ``tile`` is the processor's.
 
-    With an element of `CODES` the steps read its codes.
+    With an element of `codes.CODES` keys and values are read as codes in pages.
     """
-    codes = CODES.get(element)
-    lanes, width = ROW_LANES, tile.width
-    registers = tile.rows * tile.vectors
-    score_1, score_2, score_4, score_8 = (row_scores(count, lanes, codes) for count in (1, 2, 4, 8))
-    mix_1, mix_2, mix_4, mix_8 = (
-        row_mix(count, min(8, max(1, registers // count)), width, lanes, codes) for count in (1, 2, 4, 8)
-    )
+    codes, lanes = CODES.get(element), ROW_LANES
+    score, mix = _products_of_codes(tile, *codes) if codes else _products_of_rows(tile)
+    softmax = _packed_softmax(lanes) if codes else _plain_softmax(1, lanes)
 
     @compiled()
     def place(lane, d, size):
         return lane * size + d
-
-    @compiled()
-    def score(k, k_row, scales, ahead, queries, num_lanes, chains, scores, num_keys, size):
-        if num_lanes == 1:
-            score_1(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
-        elif num_lanes == 2:
-            score_2(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
-        elif num_lanes <= 4:
-            score_4(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
-        else:
-            score_8(k, k_row, scales, ahead, queries, size, chains, scores, num_keys, size)
 
     @compiled()
     def rescale(output, size, num_lanes, factors):
@@ -164,26 +141,100 @@ def row_layout(tile: Tile, element: str = "float32") -> Layout:
                 for place in range(lane * size, (lane + 1) * size):
                     put_number(output, place, number_at(output, place) * factor)
 
-    @compiled()
-    def mix(v, v_row, scales, ahead, weights, output, num_lanes, num_keys, size):
-        if num_lanes == 1:
-            mix_1(v, v_row, scales, ahead, weights, output, size, num_keys, size)
-        elif num_lanes == 2:
-            mix_2(v, v_row, scales, ahead, weights, output, size, num_keys, size)
-        elif num_lanes <= 4:
-            mix_4(v, v_row, scales, ahead, weights, output, size, num_keys, size)
-        else:
-            mix_8(v, v_row, scales, ahead, weights, output, size, num_keys, size)
+    chain_numbers = 0 if codes else (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
+    merge = merge_states(1, lanes)
+    return Layout(lanes, codes, chain_numbers, place, score, softmax, rescale, mix, merge)
 
-    chain_numbers = (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
-    return Layout(
-        lanes,
-        codes is not None,
-        chain_numbers,
-        place,
-        score,
-        online_softmax(1, lanes),
-        rescale,
-        mix,
-        merge_states(1, lanes),
+
+def _plain_softmax(vectors: int, width: int) -> Any:
+    soften = online_softmax(vectors, width)
+
+    @compiled()
+    def softmax(scores, num_keys, num_lanes, scale, highest, denominator, factors):
+        soften(scores, num_keys, scale, highest, denominator, factors)
+
+    return softmax
+
+
+def _packed_softmax(lanes: int) -> Any:
+    """Make the softmax for codes; float32 waits for memory, and need not be compiled twice."""
+    soften, soften_few = online_softmax(1, lanes), paired_softmax(FEW_LANES, lanes)
+
+    @compiled()
+    def softmax(scores, num_keys, num_lanes, scale, highest, denominator, factors):
+        if num_lanes <= FEW_LANES:
+            soften_few(scores, num_keys, scale, highest, denominator, factors)
+        else:
+            soften(scores, num_keys, scale, highest, denominator, factors)
+
+    return softmax
+
+
+def _vectors_of(tile: Tile, queries: int) -> int:
+    """Return how many vectors of each query's output are in registers at once."""
+    return min(8, max(1, tile.rows * tile.vectors // queries))
+
+
+def _products_of_rows(tile: Tile) -> tuple[Any, Any]:
+    """Make scores and mix of a layout for rows of float32."""
+    score_1, score_2, score_4, score_8 = (row_scores(count, ROW_LANES) for count in COUNTS)
+    mix_1, mix_2, mix_4, mix_8 = (
+        row_mix(count, _vectors_of(tile, count), tile.width, ROW_LANES) for count in COUNTS
     )
+
+    @compiled()
+    def score(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size):
+        if num_lanes == 1:
+            score_1(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+        elif num_lanes == 2:
+            score_2(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+        elif num_lanes <= 4:
+            score_4(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+        else:
+            score_8(k, k_row, ahead, queries, size, chains, scores, num_keys, size)
+
+    @compiled()
+    def mix(v, v_row, ahead, weights, output, num_lanes, num_keys, size):
+        if num_lanes == 1:
+            mix_1(v, v_row, ahead, weights, output, size, num_keys, size)
+        elif num_lanes == 2:
+            mix_2(v, v_row, ahead, weights, output, size, num_keys, size)
+        elif num_lanes <= 4:
+            mix_4(v, v_row, ahead, weights, output, size, num_keys, size)
+        else:
+            mix_8(v, v_row, ahead, weights, output, size, num_keys, size)
+
+    return score, mix
+
+
+def _products_of_codes(tile: Tile, keys: Codes, values: Codes) -> tuple[Any, Any]:
+    """Make scores and mix of a layout for rows of codes."""
+    sums = 2 * CHAINS if tile.width > CHAINS else CHAINS  # a vector of chains takes a whole register or more
+    score_1, score_2, score_4, score_8 = (code_scores(count, sums, ROW_LANES, keys) for count in COUNTS)
+    mix_1, mix_2, mix_4, mix_8 = (
+        code_mix(count, _vectors_of(tile, count), tile.width, ROW_LANES, values) for count in COUNTS
+    )
+
+    @compiled()
+    def score(rows, following, steps, queries, num_lanes, scores, num_keys, size):
+        if num_lanes == 1:
+            score_1(rows, following, steps, queries, size, scores, num_keys, size)
+        elif num_lanes == 2:
+            score_2(rows, following, steps, queries, size, scores, num_keys, size)
+        elif num_lanes <= 4:
+            score_4(rows, following, steps, queries, size, scores, num_keys, size)
+        else:
+            score_8(rows, following, steps, queries, size, scores, num_keys, size)
+
+    @compiled()
+    def mix(rows, following, steps, weights, output, num_lanes, num_keys, size):
+        if num_lanes == 1:
+            mix_1(rows, following, steps, weights, output, size, num_keys, size)
+        elif num_lanes == 2:
+            mix_2(rows, following, steps, weights, output, size, num_keys, size)
+        elif num_lanes <= 4:
+            mix_4(rows, following, steps, weights, output, size, num_keys, size)
+        else:
+            mix_8(rows, following, steps, weights, output, size, num_keys, size)
+
+    return score, mix

@@ -101,7 +101,7 @@ def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
                         count = run_length(call, pair, block + key, num_keys - key)
                         keys, row = find_keys(call, pair, block + key, count, widened)
                         some = moved(scores, key * lanes)
-                        score(keys, row, keys, 0, queries, used, chains, some, count, size)
+                        score(keys, row, 0, queries, used, chains, some, count, size)
                         key += count
                     if not scale > 0:
                         for number in range(num_keys * lanes):

@@ -34,8 +34,8 @@ on a thread, asked for ahead or not; one instruction that walks the keys from fr
 Where a page ends it guesses wrong: pages of 16 tokens took 1.6 times as long as an array, until each
 row read asked for one of the next page. Asking for 32 lines of that at once changed nothing.
 
-Codes take as many instructions to widen as they save in bytes: with two cores at this memory int8 is
-1.5 times as fast as float32 in the same pages, not the 4 times of its bytes.
+Codes in pages become numbers in the registers: int8 is twice as fast as float32 in the same pages, not the
+4 times of its bytes, for then it waits for the multipliers. `code_products` has their ladder.
 
 What limits: decode reads 25 to 28 GB/s where a bare sum reads 31. Prefill reaches 165 to 190 GFLOP/s,
 where the rectangle of registers alone, fed from the cache, reaches 230; exp, rescaling and the diagonal
@@ -50,6 +50,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.kernels.attention_blocks import make_block_steps, room_numbers
 from qkv.kernels.attention_layouts import SPARE_KEYS, Layout
 from qkv.kernels.attention_panels import make_panel_steps
 from qkv.kernels.attention_words import (
@@ -59,8 +60,6 @@ from qkv.kernels.attention_words import (
     HAS_SINKS,
     HAS_SLOPES,
     HEAD_NUMBERS,
-    K_CODES,
-    K_STEPS,
     LSE,
     MASK,
     NUMBERS,
@@ -69,15 +68,12 @@ from qkv.kernels.attention_words import (
     PANELS,
     PARTS,
     REQUEST_WORDS,
-    SHARES_VALUES,
     SPAN_BYTES,
     SPANS,
     SPLITS,
     STRETCH,
     STRETCH_KEYS,
     STRETCHES,
-    V_CODES,
-    V_STEPS,
     WORKERS,
     WORKSPACE,
     WORKSPACE_SIZE,
@@ -87,18 +83,10 @@ from qkv.kernels.attention_words import (
     T,
 )  # fmt: skip
 from qkv.kernels.compiler import compiled
-from qkv.kernels.key_rows import (
-    find_codes,
-    find_keys,
-    find_values,
-    request_numbers,
-    run_length,
-    steps_ahead,
-)
-from qkv.kernels.launch import run_at
+from qkv.kernels.key_rows import WIDENED_ROWS, request_numbers
+from qkv.kernels.launch import LINE_NUMBERS, run_at
 from qkv.kernels.memory import (
     address_of,
-    fma,
     integer_at,
     moved,
     number_at,
@@ -112,9 +100,16 @@ def workspace_numbers(layout: Layout, size: int, value_size: int) -> int:
     """Return how many float32 numbers one worker needs besides the queries' spans: see `make_workers`."""
     lanes = layout.lanes
     states, queries, output = 2 * (value_size + 2) * lanes, size * lanes, value_size * lanes
-    scores = (2 * BLOCK_KEYS + SPARE_KEYS + 1) * lanes
+    scores = (2 * BLOCK_KEYS + SPARE_KEYS) * lanes + factor_numbers(lanes)
     widened = request_numbers(max(size, value_size))
-    return states + queries + output + scores + layout.chain_numbers + widened + 2 * REQUEST_WORDS
+    room = room_numbers(layout, size, value_size)
+    numbers = states + queries + output + scores + room + widened + 2 * REQUEST_WORDS
+    return -(-numbers // LINE_NUMBERS) * LINE_NUMBERS
+
+
+def factor_numbers(lanes: int) -> int:
+    """Return the room for a number per lane: a line at least, so that what follows begins one."""
+    return max(lanes, LINE_NUMBERS)
 
 
 def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
@@ -125,108 +120,10 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
     A worker's workspace holds two states, the panel's queries, and scratch. A state is what a panel has
     seen: output (D_v, lanes), highest score (lanes) and denominator (lanes).
     """
-    lanes, chain_numbers, place = layout.lanes, layout.chain_numbers, layout.place
-    reads_codes = layout.reads_codes
-    score, softmax, rescale_output = layout.score, layout.softmax, layout.rescale
-    mix, merge = layout.mix, layout.merge
+    lanes, place, num_factors = layout.lanes, layout.place, factor_numbers(layout.lanes)
+    softmax, rescale_output, merge = layout.softmax, layout.rescale, layout.merge
+    used_lanes, begin_blocks, score_block, mix_block = make_block_steps(layout)
     fill, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = make_panel_steps(lanes, place)
-
-    @compiled()
-    def used_lanes(call, panel):
-        """Return how many lanes of a panel hold a query."""
-        group = integer_at(call, H) // integer_at(call, G)
-        return min(lanes, group * integer_at(call, T) - panel * lanes)
-
-    @compiled()
-    def all_finite(values, row, num_keys, size):
-        """Whether a run of values holds no NaN and no infinity."""
-        for key in range(num_keys):
-            wrong = 0
-            for d in range(size):
-                value = number_at(values, key * row + d)
-                wrong |= int(value - value != 0)
-            if wrong:
-                return False
-        return True
-
-    @compiled()
-    def mix_visible(values, row, scores, weights, output, num_keys, size):
-        """As the product, but a hidden key's values are never multiplied, not even by 0.
-
-        ``scores`` are those from before the softmax, ``-inf`` where hidden.
-        """
-        for key in range(num_keys):
-            for d in range(size):
-                value = number_at(values, key * row + d)
-                for lane in range(lanes):
-                    if number_at(scores, key * lanes + lane) != -np.inf:
-                        weight = number_at(weights, key * lanes + lane)
-                        total = number_at(output, place(lane, d, size))
-                        put_number(output, place(lane, d, size), fma(value, weight, total))
-
-    @compiled()
-    def score_rows(call, pair, panel, queries, scores, chains, widened, block, num_keys):
-        """Compute the scores of a block of keys, run by run as they lie in memory."""
-        size, key, used = integer_at(call, D), 0, used_lanes(call, panel)
-        while key < num_keys:
-            some, position = moved(scores, key * lanes), block + key
-            count = run_length(call, pair, position, num_keys - key)
-            keys, row = find_keys(call, pair, position, count, widened)
-            ahead = steps_ahead(call, pair, position, count, K_CODES)
-            score(keys, row, keys, ahead, queries, used, chains, some, count, size)
-            key += count
-
-    @compiled()
-    def score_codes(call, pair, panel, queries, scores, chains, widened, block, num_keys):
-        """As `score_rows`, from the codes of the keys."""
-        size, key, used = integer_at(call, D), 0, used_lanes(call, panel)
-        while key < num_keys:
-            some, position = moved(scores, key * lanes), block + key
-            count = run_length(call, pair, position, num_keys - key)
-            keys, row, scales, ahead = find_codes(call, pair, position, count, K_CODES, K_STEPS, size)
-            if row != 0:
-                score(keys, row, scales, ahead, queries, used, chains, some, count, size)
-            else:  # the page is gone: no query sees its keys
-                for number in range(count * lanes):
-                    put_number(some, number, np.float32(0))
-            key += count
-
-    @compiled()
-    def mix_rows(call, pair, panel, weights, scores, hides, output, widened, block, num_keys):
-        """Add a block of weighted values to the output, run by run as they lie in memory."""
-        size, key, used = integer_at(call, D_V), 0, used_lanes(call, panel)
-        while key < num_keys:
-            some, position = moved(weights, key * lanes), block + key
-            count = run_length(call, pair, position, num_keys - key)
-            values, row = find_values(call, pair, position, count, widened)
-            if hides and not all_finite(values, row, count, size):
-                mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
-            else:
-                ahead = steps_ahead(call, pair, position, count, V_CODES)
-                mix(values, row, values, ahead, some, output, used, count, size)
-            key += count
-
-    @compiled()
-    def mix_codes(call, pair, panel, weights, scores, hides, output, widened, block, num_keys):
-        """As `mix_rows`, from the codes of the values."""
-        size, key, used = integer_at(call, D_V), 0, used_lanes(call, panel)
-        shares = integer_at(call, SHARES_VALUES) != 0
-        codes, steps = (K_CODES, K_STEPS) if shares else (V_CODES, V_STEPS)
-        stored_size = integer_at(call, D) if shares else size
-        while key < num_keys:
-            some, position, careful = moved(weights, key * lanes), block + key, False
-            count = run_length(call, pair, position, num_keys - key)
-            if hides:
-                values, row = find_values(call, pair, position, count, widened)
-                careful = not all_finite(values, row, count, size)
-                if careful:
-                    mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
-            stored, apart, scales, ahead = find_codes(call, pair, position, count, codes, steps, stored_size)
-            if apart != 0 and not careful:
-                mix(stored, apart, scales, ahead, some, output, used, count, size)
-            key += count
-
-    score_block, mix_block = (score_codes, mix_codes) if reads_codes else (score_rows, mix_rows)
 
     @compiled()
     def tidy(call, scratch):
@@ -258,29 +155,31 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         weights = moved(output, value_size * lanes)
         scores = moved(weights, (BLOCK_KEYS + SPARE_KEYS) * lanes)
         rescale = moved(scores, BLOCK_KEYS * lanes)
-        chains = moved(rescale, lanes)
-        widened = address_of(moved(chains, chain_numbers))
+        widened = address_of(moved(rescale, num_factors))
+        largest = max(value_size, integer_at(call, D))
+        room = moved(rescale, num_factors + 2 * REQUEST_WORDS + WIDENED_ROWS * largest)
         highest, denominator = moved(state, value_size * lanes), moved(state, (value_size + 1) * lanes)
         for lane in range(lanes):
             put_number(highest, lane, np.float32(-np.inf))
             put_number(denominator, lane, np.float32(0))
         for number in range(value_size * lanes):
             put_number(output, number, np.float32(0))
+        begin_blocks(call, room)
         first, _ = reach(call, spans)
         for block in range(start, stop, BLOCK_KEYS):
             num_keys = min(BLOCK_KEYS, stop - block)
             if is_between(call, pair, block, num_keys, first):
                 continue
-            score_block(call, pair, panel, queries, weights, chains, widened, block, num_keys)
+            score_block(call, pair, panel, queries, weights, room, widened, block, num_keys)
             if adjusts:
                 adjust_scores(call, pair, panel, weights, block, num_keys)
             hides = hide_out_of_reach(call, pair, spans, weights, block, num_keys) or has_grid
             if hides:
                 for number in range(num_keys * lanes):
                     put_number(scores, number, number_at(weights, number))
-            softmax(weights, num_keys, scale, highest, denominator, rescale)
+            softmax(weights, num_keys, used_lanes(call, panel), scale, highest, denominator, rescale)
             rescale_output(output, value_size, used_lanes(call, panel), rescale)
-            mix_block(call, pair, panel, weights, scores, hides, output, widened, block, num_keys)
+            mix_block(call, pair, panel, weights, scores, hides, output, room, widened, block, num_keys)
         for d in range(value_size):
             for lane in range(lanes):
                 put_number(state, d * lanes + lane, number_at(output, place(lane, d, value_size)))

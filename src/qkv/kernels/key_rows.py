@@ -42,7 +42,7 @@ from qkv.kernels.attention_words import (
     V,
 )
 from qkv.kernels.compiler import compiled
-from qkv.kernels.launch import run_at
+from qkv.kernels.launch import LINE_NUMBERS, run_at
 from qkv.kernels.memory import (
     byte_at,
     fma,
@@ -70,18 +70,19 @@ from qkv.kernels.widening import (
     widen_stepped,
 )
 
-LINE_NUMBERS = 16
-"""Float32 numbers in one line of the cache."""
-
 widen_halves, widen_bfloat16s = widen_scaled(half_numbers, 2), widen_scaled(bfloat16_numbers, 2)
 widen_e4m3s, widen_e5m2s = widen_scaled(e4m3_numbers, 1), widen_scaled(e5m2_numbers, 1)
 widen_int8s, widen_uint8s = widen_scaled(int8_numbers, 1), widen_stepped(uint8_numbers)
 widen_low_nibbles, widen_high_nibbles = widen_stepped(low_nibbles), widen_stepped(high_nibbles)
 
 
+WIDENED_ROWS = RUN_KEYS + 2
+"""Rows behind a request: those of a run, and steps and lows of all channels."""
+
+
 def request_numbers(size: int) -> int:
     """Return the float32 numbers that a request takes with the rows, steps and lows behind it."""
-    return 2 * REQUEST_WORDS + (RUN_KEYS + 2) * size
+    return 2 * REQUEST_WORDS + WIDENED_ROWS * size
 
 
 @compiled()
@@ -92,7 +93,8 @@ def _in_array(call: Any, place: Any, pair: Any, position: Any) -> Any:
 
 
 @compiled()
-def _page(call: Any, pair: Any, position: Any) -> Any:
+def page_at(call: Any, pair: Any, position: Any) -> Any:
+    """Return the address of the page of a position; 0 where it is gone."""
     row = integer_at(call, TABLE) + 8 * pair * integer_at(call, TABLE_STEP)
     return integer_at(row, position // integer_at(call, PAGE_KEYS))
 
@@ -104,7 +106,7 @@ def run_length(call: Any, pair: Any, position: Any, left: Any) -> Any:
         return left
     page_keys = integer_at(call, PAGE_KEYS)
     together = min(left, page_keys - position % page_keys)
-    in_place = integer_at(call, ELEMENT) == FLOAT32 and _page(call, pair, position) != 0
+    in_place = integer_at(call, ELEMENT) == FLOAT32 and page_at(call, pair, position) != 0
     return together if in_place else min(together, RUN_KEYS)
 
 
@@ -145,23 +147,23 @@ def steps_ahead(call: Any, pair: Any, position: Any, count: Any, codes: Any) -> 
         return RUN_KEYS * integer_at(call, (V if codes == V_CODES else K) + QUERY)
     if integer_at(call, ELEMENT) != FLOAT32:
         return 0
-    page, following = _page(call, pair, position), _following_page(call, pair, position + count)
+    page, following = page_at(call, pair, position), following_page(call, pair, position + count)
     page_keys, size = integer_at(call, PAGE_KEYS), integer_at(call, D if codes == K_CODES else D_V)
     rows = (position + count) % page_keys - position % page_keys
     return (following - page) // 4 + rows * size if page != 0 and following != 0 else 0
 
 
 @compiled()
-def _following_page(call: Any, pair: Any, position: Any) -> Any:
+def following_page(call: Any, pair: Any, position: Any) -> Any:
     """Return the page of a position that may lie behind the last one, then that of the last."""
     last = integer_at(call, TABLE_STEP) * integer_at(call, PAGE_KEYS) - 1
-    return _page(call, pair, min(position, last))
+    return page_at(call, pair, min(position, last))
 
 
 @compiled()
 def _ask_for_codes(call: Any, pair: Any, position: Any, count: Any, codes: Any, size: Any) -> None:
     """Ask for the codes of ``count`` rows from a position on, before they are widened."""
-    page, slot = _following_page(call, pair, position), position % integer_at(call, PAGE_KEYS)
+    page, slot = following_page(call, pair, position), position % integer_at(call, PAGE_KEYS)
     element = integer_at(call, ELEMENT)
     row_bytes = size * _item_bytes(element) if element != INT4 else size // 2
     start = pointer(page + integer_at(call, codes) + slot * row_bytes)
@@ -170,25 +172,9 @@ def _ask_for_codes(call: Any, pair: Any, position: Any, count: Any, codes: Any, 
 
 
 @compiled()
-def find_codes(call: Any, pair: Any, position: Any, count: Any, codes: Any, steps: Any, size: Any) -> Any:
-    """Return where a run of codes begins, its rows' bytes, its scales, and how far behind it the next lies.
-
-    0 bytes where the page is gone.
-    """
-    page, slot = _page(call, pair, position), position % integer_at(call, PAGE_KEYS)
-    row_bytes = size * _item_bytes(integer_at(call, ELEMENT))
-    start = pointer(page + integer_at(call, codes) + slot * row_bytes)
-    scales = pointer(page + integer_at(call, steps) + 4 * slot)
-    following = _following_page(call, pair, position + count)
-    rows = (position + count) % integer_at(call, PAGE_KEYS) - slot
-    ahead = following - page + rows * row_bytes
-    return start, row_bytes if page != 0 else 0, scales, ahead
-
-
-@compiled()
 def _in_page(call: Any, pair: Any, position: Any, count: Any, request: Any, codes: Any, size: Any) -> Any:
     """Return a run of rows in a page of float32; of any other, and of one that is gone, a widened copy."""
-    page, slot = _page(call, pair, position), position % integer_at(call, PAGE_KEYS)
+    page, slot = page_at(call, pair, position), position % integer_at(call, PAGE_KEYS)
     if page != 0 and integer_at(call, ELEMENT) == FLOAT32:
         return moved(pointer(page + integer_at(call, codes)), slot * size), size
     rows = request + 8 * REQUEST_WORDS
@@ -223,14 +209,14 @@ def _widen_keys(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any:
     size, element = integer_at(call, D), integer_at(call, ELEMENT)
     codes, steps = page + integer_at(call, K_CODES), page + integer_at(call, K_STEPS)
     if element <= FP8_E5M2:
-        _widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
+        widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
     elif element == INT8:
         _widen_int8(codes, steps, slot, count, size, rows)
     else:
         # Behind the rows there is room for the steps of all channels.
         step, low = moved(rows, RUN_KEYS * size), moved(rows, (RUN_KEYS + 1) * size)
-        _widen_floats(FP16, steps, size, step)
-        _widen_floats(FP16, page + integer_at(call, K_LOWS), size, low)
+        widen_floats(FP16, steps, size, step)
+        widen_floats(FP16, page + integer_at(call, K_LOWS), size, low)
         for key in range(count):
             row = moved(rows, key * size)
             if element == INT4:
@@ -245,7 +231,7 @@ def _widen_values(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any
     size, element = integer_at(call, D_V), integer_at(call, ELEMENT)
     codes, steps = page + integer_at(call, V_CODES), page + integer_at(call, V_STEPS)
     if element <= FP8_E5M2:
-        _widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
+        widen_floats(element, codes + slot * size * _item_bytes(element), count * size, rows)
     elif element != INT4:
         _widen_int8(codes, steps, slot, count, size, rows)
     else:
@@ -263,7 +249,7 @@ def _widen_values(call: Any, page: Any, slot: Any, count: Any, rows: Any) -> Any
 
 
 @compiled()
-def _widen_floats(element: Any, codes: Any, count: Any, numbers: Any) -> Any:
+def widen_floats(element: Any, codes: Any, count: Any, numbers: Any) -> Any:
     """Widen floating-point codes, which is exact."""
     one = np.float32(1)
     if element == FP16:

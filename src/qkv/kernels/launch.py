@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from qkv.kernels.compiler import compiled
 from qkv.kernels.memory import instruction
 
+LINE_NUMBERS = 16
+"""Float32 numbers in one line of the cache."""
+
 SIGNATURE = (types.int64, types.int64)
 
 
@@ -38,6 +41,13 @@ def launch(worker: Any, call: NDArray[np.int64], num_workers: int) -> None:
 def address(array: NDArray[Any]) -> int:
     """Return where an array's data begins."""
     return array.__array_interface__["data"][0]
+
+
+def aligned_numbers(count: int) -> NDArray[np.float32]:
+    """Return room for float32 numbers that begins with a line of the cache, so that no vector has two."""
+    room = np.empty(count + LINE_NUMBERS, np.float32)
+    first = -(address(room) // room.itemsize) % LINE_NUMBERS
+    return room[first : first + count]
 
 
 def addresses(array: NDArray[Any]) -> NDArray[np.int64]:

@@ -87,8 +87,8 @@ def prefetch(typing_context: Any, start: Any, offset: Any) -> Any:
         if name not in module.globals:
             ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer_type, kind, kind, kind]), name)
         line = builder.bitcast(builder.gep(start, [offset]), pointer_type)
-        to_read, into_second_level, data = (ir.Constant(kind, value) for value in (0, 2, 1))
-        builder.call(module.globals[name], [line, to_read, into_second_level, data])
+        to_read, into_first_level, data = (ir.Constant(kind, value) for value in (0, 3, 1))
+        builder.call(module.globals[name], [line, to_read, into_first_level, data])
         return context.get_dummy_value()
 
     return signature, write

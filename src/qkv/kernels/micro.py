@@ -138,11 +138,11 @@ def _write_softmax(vectors: int, width: int) -> Callable[..., Any]:
         def row(key: Any) -> Any:
             return builder.gep(scores, [builder.mul(key, index(vectors * width))])
 
+        def scaled(key: Any) -> list[Any]:
+            return [builder.fmul(writer.load(row(key), column), scales) for column in columns]
+
         def raise_highest(key: Any, so_far: list[Any]) -> list[Any]:
-            scaled = [builder.fmul(writer.load(row(key), column), scales) for column in columns]
-            for score, column in zip(scaled, columns, strict=True):
-                writer.store(score, row(key), column)
-            return [writer.maximum(score, top) for score, top in zip(scaled, so_far, strict=True)]
+            return [writer.maximum(score, top) for score, top in zip(scaled(key), so_far, strict=True)]
 
         def raise_several(number: Any, so_far: list[Any]) -> list[Any]:
             """Raise a maximum each for neighbouring keys: one alone would wait for itself."""
@@ -162,13 +162,11 @@ def _write_softmax(vectors: int, width: int) -> Callable[..., Any]:
         done = builder.mul(num_turns, index(MAXIMA))
         rest = builder.sub(num_keys, done)
         after = repeat(builder, rest, after, lambda key, tops: raise_highest(builder.add(done, key), tops))
-        shifts = [_finite(writer, top) for top in after]
+        shifts = [finite(writer, top) for top in after]
         factors = [writer.exp(builder.fsub(top, shift)) for top, shift in zip(before, shifts, strict=True)]
 
         def weigh(key: Any, sums: list[Any]) -> list[Any]:
-            shifted = [
-                builder.fsub(writer.load(row(key), c), s) for c, s in zip(columns, shifts, strict=True)
-            ]
+            shifted = [builder.fsub(score, shift) for score, shift in zip(scaled(key), shifts, strict=True)]
             weights = [writer.exp(score) for score in shifted]
             for weight, column in zip(weights, columns, strict=True):
                 writer.store(weight, row(key), column)
@@ -185,7 +183,7 @@ def _write_softmax(vectors: int, width: int) -> Callable[..., Any]:
     return write
 
 
-def _finite(writer: VectorWriter, highest: Any) -> Any:
+def finite(writer: VectorWriter, highest: Any) -> Any:
     """Return what to subtract before exp: the highest score, or 0 where nothing was seen."""
     nothing = writer.builder.fcmp_ordered("==", highest, writer.constant(float("-inf")))
     return writer.builder.select(nothing, writer.constant(0.0), highest)
@@ -226,7 +224,7 @@ def _write_merge(vectors: int, width: int) -> Callable[..., Any]:
         for column in (index(vector * width) for vector in range(vectors)):
             top, other_top = writer.load(highest, column), writer.load(other_highest, column)
             joined = writer.maximum(top, other_top)
-            shift = _finite(writer, joined)
+            shift = finite(writer, joined)
             share = writer.exp(builder.fsub(top, shift))
             other_share = writer.exp(builder.fsub(other_top, shift))
             only_first = builder.fcmp_ordered("==", other_top, nothing)

@@ -22,9 +22,10 @@ from qkv.kernels.attention import (
     with_whole_heads,
     workers_for,
 )
-from qkv.kernels.attention_layouts import CODES, ROW_LANES
+from qkv.kernels.attention_layouts import ROW_LANES
 from qkv.kernels.attention_sums import make_sums_worker, sums_workspace_numbers
 from qkv.kernels.attention_words import STRETCH_KEYS
+from qkv.kernels.codes import CODES
 from qkv.kernels.host import HOST_TILE, Tile
 from qkv.kernels.key_rows import widen
 from qkv.kernels.launch import address, code_address, launch
@@ -120,6 +121,9 @@ def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules:
     if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
         rules["tile"] = pages.element
     rules["right"] = 0
+    if reach.sees == words.OWN_PAGE_ONLY:  # not worth a thread for all that is held
+        seen = min(S, T + pages.page_size)
+        rules.setdefault("num_workers", workers_for(B * H * T * seen * (D + pages.value_dim)))
     prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), **rules)
     _put_pages(prepared.call, pages, reach)
     return prepared
@@ -177,8 +181,13 @@ def sum_columns(
 
 def _reads_codes(pages: Pages, queries_per_key_head: int, D: int) -> bool:
     """Whether codes go straight from a page into the products: for few queries, and whole vectors."""
-    whole = D % CHAINS == 0 and pages.value_dim % HOST_TILE.width == 0
-    return whole and queries_per_key_head <= ROW_LANES and pages.element in CODES
+    if pages.element not in CODES or queries_per_key_head > ROW_LANES:
+        return False
+    keys, values = CODES[pages.element]
+    if pages.shares_values and keys != values:
+        return False
+    whole_keys = D % (CHAINS * keys.halves) == 0
+    return whole_keys and pages.value_dim % (HOST_TILE.width * values.halves) == 0
 
 
 def _rows(pages: Pages, reach: Reach, T: int) -> Words:

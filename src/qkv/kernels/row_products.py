@@ -3,92 +3,25 @@
 For decode: a row of a key is read in vectors, each of which meets every query of the group, so that a
 line of memory costs few instructions and the processor sees far ahead. The sums are the same chains, in
 the same order, as those of `micro.tile_product`: `CHAINS` chains along a key, added up in order, and
-for the output one chain over the keys.
-
-Rows of codes are widened in the registers, on their way from memory into the products.
+for the output one chain over the keys. `code_products` has the same for rows of codes.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 
 from qkv.kernels.memory import instruction
 from qkv.kernels.micro import CHAINS
-from qkv.kernels.vectors import I8, VectorWriter, index, repeat
-from qkv.kernels.widening import Load
-
-LINE_BYTES = 64
-"""Of a line of the cache."""
+from qkv.kernels.vectors import VectorWriter, index, repeat
 
 
-class Codes(NamedTuple):
-    """How rows of codes are read: how many bytes one takes, how it is widened, and whether it is scaled."""
-
-    nbytes: int
-    load: Load
-    is_scaled: bool = False
-
-
-def _reader(
-    writer: VectorWriter, codes: Codes | None, start: Any, row: Any, scales: Any, key: Any
-) -> Callable[[Any], Any] | None:
-    """Return what reads a vector of one key's codes from a column on; ``None`` for plain numbers.
-
-    Here ``row`` counts bytes.
-    """
-    if codes is None:
-        return None
-    builder = writer.builder
-    address = builder.gep(builder.bitcast(start, I8.as_pointer()), [builder.mul(key, row)])
-    scale = writer.splat(builder.load(builder.gep(scales, [key]))) if codes.is_scaled else None
-
-    def read(column: Any) -> Any:
-        number = codes.load(writer, builder.gep(address, [builder.mul(column, index(codes.nbytes))]))
-        return number if scale is None else builder.fmul(number, scale)
-
-    return read
-
-
-def _ask_for_row(
-    writer: VectorWriter, codes: Codes | None, start: Any, row: Any, ahead: Any, key: Any, depth: Any
-) -> None:
-    """Ask for the codes of a row ``ahead`` bytes behind a key's."""
-    if codes is None:
-        return
-    builder = writer.builder
-    place = builder.add(builder.mul(key, row), ahead)
-    first = builder.gep(builder.bitcast(start, I8.as_pointer()), [place])
-    last_line = builder.mul(depth, index(codes.nbytes))
-    num_lines = builder.sdiv(builder.add(last_line, index(LINE_BYTES - 1)), index(LINE_BYTES))
-
-    def ask(line: Any, _: list[Any]) -> list[Any]:
-        writer.prefetch(first, builder.mul(line, index(LINE_BYTES)))
-        return []
-
-    repeat(builder, num_lines, [], ask)
-
-
-def _ask_for_codes(
-    writer: VectorWriter, codes: Codes | None, start: Any, row: Any, ahead: Any, key: Any, places: list[Any]
-) -> None:
-    """Ask for the lines in which the codes of some columns lie, ``ahead`` bytes behind a key's."""
-    if codes is None:
-        return
-    builder = writer.builder
-    place = builder.add(builder.mul(key, row), ahead)
-    address = builder.gep(builder.bitcast(start, I8.as_pointer()), [place])
-    apart = max(1, LINE_BYTES // (writer.width * codes.nbytes))
-    for column in places[::apart]:
-        writer.prefetch(address, builder.mul(column, index(codes.nbytes)))
-
-
-def row_scores(queries: int, lanes: int, codes: Codes | None = None) -> Any:
+def row_scores(queries: int, lanes: int) -> Any:
     """Make ``scores = k q^T`` of rows of keys against ``queries`` rows of queries, a power of two.
 
-    The result takes ``(k, k_row, scales, ahead, q, q_row, chains, scores, num_keys, depth)``. Row r of the
-    scores, ``lanes`` numbers apart, gets key r's score for each query. ``chains`` is room for the sums before
+    The result takes ``(k, k_row, ahead, q, q_row, chains, scores, num_keys, depth)``. Row r of the scores,
+    ``lanes`` numbers apart, gets key r's score for each query. ``chains`` is room for the sums before
     they are added up: (keys, queries, `CHAINS`) numbers. Of both, up to `CHAINS` rows more than there
     are keys are touched.
 
@@ -101,7 +34,6 @@ def row_scores(queries: int, lanes: int, codes: Codes | None = None) -> Any:
         typing_context: Any,
         k: Any,
         k_row: Any,
-        scales: Any,
         ahead: Any,
         q: Any,
         q_row: Any,
@@ -111,15 +43,15 @@ def row_scores(queries: int, lanes: int, codes: Codes | None = None) -> Any:
         depth: Any,
     ) -> Any:
         size = types.intp
-        signature = types.void(k, size, scales, size, q, size, chains, scores, size, size)
-        return signature, _write_scores(queries, lanes, codes)
+        signature = types.void(k, size, size, q, size, chains, scores, size, size)
+        return signature, _write_scores(queries, lanes)
 
     return product
 
 
-def _write_scores(queries: int, lanes: int, codes: Codes | None) -> Callable[..., Any]:
+def _write_scores(queries: int, lanes: int) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        k, k_row, scales, ahead, q, q_row, chains, scores, num_keys, depth = arguments
+        k, k_row, ahead, q, q_row, chains, scores, num_keys, depth = arguments
         writer = VectorWriter(builder, CHAINS)
         whole = builder.sdiv(depth, index(CHAINS))
         rest = builder.sub(depth, builder.mul(whole, index(CHAINS)))
@@ -128,14 +60,11 @@ def _write_scores(queries: int, lanes: int, codes: Codes | None) -> Callable[...
 
         def grow_chains(key: Any, _: list[Any]) -> list[Any]:
             row = builder.gep(k, [builder.mul(key, k_row)])
-            load_key = _reader(writer, codes, k, k_row, scales, key)
-            _ask_for_row(writer, codes, k, k_row, ahead, key, depth)
 
             def step(number: Any, sums: list[Any], load: Callable[..., Any] = writer.load) -> list[Any]:
                 column = builder.mul(number, index(CHAINS))
-                if codes is None:
-                    writer.prefetch(row, builder.add(column, ahead))
-                numbers = load_key(column) if load_key else load(row, column)
+                writer.prefetch(row, builder.add(column, ahead))
+                numbers = load(row, column)
                 pairs = zip(q_rows, sums, strict=True)
                 return [writer.fma(numbers, load(query, column), total) for query, total in pairs]
 
@@ -169,11 +98,11 @@ def _write_scores(queries: int, lanes: int, codes: Codes | None) -> Callable[...
     return write
 
 
-def row_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes | None = None) -> Any:
+def row_mix(queries: int, vectors: int, width: int, lanes: int) -> Any:
     """Make ``output += weights v`` for ``queries`` rows of output, ``vectors`` of each in registers.
 
-    The result takes ``(v, v_row, scales, ahead, weights, output, output_row, num_keys, depth)``. Each number
-    of the output is one chain over the keys in order. Key r's weights stand ``lanes`` apart.
+    The result takes ``(v, v_row, ahead, weights, output, output_row, num_keys, depth)``. Each number of the
+    output is one chain over the keys in order. Key r's weights stand ``lanes`` apart.
     """
 
     @instruction
@@ -181,7 +110,6 @@ def row_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes | N
         typing_context: Any,
         v: Any,
         v_row: Any,
-        scales: Any,
         ahead: Any,
         weights: Any,
         output: Any,
@@ -190,15 +118,15 @@ def row_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes | N
         depth: Any,
     ) -> Any:
         size = types.intp
-        signature = types.void(v, size, scales, size, weights, output, size, size, size)
-        return signature, _write_mix(queries, vectors, width, lanes, codes)
+        signature = types.void(v, size, size, weights, output, size, size, size)
+        return signature, _write_mix(queries, vectors, width, lanes)
 
     return product
 
 
-def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes | None) -> Callable[..., Any]:
+def _write_mix(queries: int, vectors: int, width: int, lanes: int) -> Callable[..., Any]:
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        v, v_row, scales, ahead, weights, output, output_row, num_keys, depth = arguments
+        v, v_row, ahead, weights, output, output_row, num_keys, depth = arguments
         writer = VectorWriter(builder, width)
         rows = [builder.gep(output, [builder.mul(output_row, index(query))]) for query in range(queries)]
 
@@ -206,12 +134,9 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes 
             def step(key: Any, sums: list[Any]) -> list[Any]:
                 value = builder.gep(v, [builder.mul(key, v_row)])
                 weight = builder.gep(weights, [builder.mul(key, index(lanes))])
-                load_value = _reader(writer, codes, v, v_row, scales, key)
-                _ask_for_codes(writer, codes, v, v_row, ahead, key, places)
-                for place in places if codes is None else ():
+                for place in places:
                     writer.prefetch(value, builder.add(place, ahead))
-                read = load_value or (lambda place: load(value, place))
-                vectors, growing = [read(place) for place in places], iter(sums)
+                vectors, growing = [load(value, place) for place in places], iter(sums)
                 splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]
                 return [writer.fma(one, vector, next(growing)) for one in splats for vector in vectors]
 

@@ -87,19 +87,36 @@ class VectorWriter:
         arguments = [vector, self._vector_pointer(pointer, offset, self.type), self._first(count)]
         self._masked("store", ir.VoidType(), arguments, align_at=2)
 
-    def prefetch(self, pointer: Any, offset: Any) -> None:
-        """Ask for a line of memory; any address is allowed."""
+    def prefetch(self, pointer: Any, offset: Any, *, near: bool = False) -> None:
+        """Ask for a line of memory, into the first level if ``near``; any address is allowed."""
         pointer_type, module, name = I8.as_pointer(), self.builder.module, "llvm.prefetch.p0"
         if name not in module.globals:
             ir.Function(module, ir.FunctionType(ir.VoidType(), [pointer_type, I32, I32, I32]), name)
         line = self.builder.bitcast(self.builder.gep(pointer, [offset]), pointer_type)
-        to_read, into_second_level, data = (ir.Constant(I32, value) for value in (0, 2, 1))
-        self.builder.call(module.globals[name], [line, to_read, into_second_level, data])
+        to_read, level, data = (ir.Constant(I32, value) for value in (0, 3 if near else 2, 1))
+        self.builder.call(module.globals[name], [line, to_read, level, data])
 
     def part(self, vector: Any, first: int, count: int) -> Any:
         """Return ``count`` neighbouring lanes as a shorter vector."""
         lanes = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
         return self.builder.shuffle_vector(vector, vector, lanes)
+
+    def look_up(self, table: Any, places: Any) -> Any:
+        """Return the table's number at each place, of which only the last 4 bits count; 16 lanes, AVX-512."""
+        assert self.width == 16, "a table is a vector of 16 numbers"
+        module, name = self.builder.module, "llvm.x86.avx512.permvar.sf.512"
+        if name not in module.globals:
+            ir.Function(module, ir.FunctionType(self.type, [self.type, self.int_type]), name)
+        return self.builder.call(module.globals[name], [table, places])
+
+    def joined(self, vectors: Sequence[Any]) -> Any:
+        """Return the lanes of one vector after those of another, of as many as are a power of 2."""
+        joined, width = list(vectors), self.width
+        while len(joined) > 1:
+            lanes = ir.Constant(ir.VectorType(I32, 2 * width), list(range(2 * width)))
+            pairs = zip(joined[::2], joined[1::2], strict=True)
+            joined, width = [self.builder.shuffle_vector(*pair, lanes) for pair in pairs], 2 * width
+        return joined[0]
 
     def store_part(self, vector: Any, pointer: Any, offset: Any) -> None:
         """Write a vector of any number of lanes."""

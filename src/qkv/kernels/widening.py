@@ -37,17 +37,19 @@ def bfloat16_numbers(writer: VectorWriter, address: Any) -> Any:
 def e4m3_numbers(writer: VectorWriter, address: Any) -> Any:
     """Read 8-bit floats of 4 exponent bits.
 
-    Moved up by 20 places, exponent and fraction are a float32 that is too small by 2^120.
+    Moved up by 7 places they are float16 numbers too small by 2^8, but for a copy of the sign where those
+    have the exponent's uppermost bit. Adding 1 to the last place carries into that bit for the code of NaN
+    alone, so that it differs from the sum's only then: what remains completes the exponent of NaN.
     """
-    builder = writer.builder
-    code = builder.zext(_codes(writer, address, I8, 1), writer.int_type)
-    magnitude = builder.and_(code, writer.int_constant(0x7F))
-    small = builder.bitcast(builder.shl(magnitude, writer.int_constant(20)), writer.type)
-    number = builder.fmul(small, writer.constant(2.0**120))
-    is_nan = builder.icmp_signed("==", magnitude, writer.int_constant(0x7F))
-    number = builder.select(is_nan, writer.constant(float("nan")), number)
-    sign = builder.shl(builder.and_(code, writer.int_constant(0x80)), writer.int_constant(24))
-    return builder.bitcast(builder.or_(builder.bitcast(number, writer.int_type), sign), writer.type)
+    builder, shorts = writer.builder, ir.VectorType(I16, writer.width)
+
+    def constant(value: int) -> ir.Constant:
+        return ir.Constant(shorts, [value] * writer.width)
+
+    moved = builder.shl(builder.sext(_codes(writer, address, I8, 1), shorts), constant(7))
+    carried = builder.and_(builder.add(moved, constant(0x80)), constant(0x4000))
+    half = builder.bitcast(builder.xor(moved, carried), ir.VectorType(HALF, writer.width))
+    return builder.fmul(builder.fpext(half, writer.type), writer.constant(2.0**8))
 
 
 def e5m2_numbers(writer: VectorWriter, address: Any) -> Any:
@@ -66,20 +68,24 @@ def int8_numbers(writer: VectorWriter, address: Any) -> Any:
 
 def uint8_numbers(writer: VectorWriter, address: Any) -> Any:
     """Read unsigned bytes."""
-    code = writer.builder.zext(_codes(writer, address, I8, 1), writer.int_type)
-    return writer.builder.sitofp(code, writer.type)
+    return writer.builder.sitofp(unsigned_bytes(writer, address), writer.type)
 
 
 def low_nibbles(writer: VectorWriter, address: Any) -> Any:
     """Read the lower halves of bytes."""
-    code = writer.builder.zext(_codes(writer, address, I8, 1), writer.int_type)
-    return writer.builder.sitofp(writer.builder.and_(code, writer.int_constant(15)), writer.type)
+    code = writer.builder.and_(unsigned_bytes(writer, address), writer.int_constant(15))
+    return writer.builder.sitofp(code, writer.type)
 
 
 def high_nibbles(writer: VectorWriter, address: Any) -> Any:
     """Read the upper halves of bytes."""
-    code = writer.builder.zext(_codes(writer, address, I8, 1), writer.int_type)
-    return writer.builder.sitofp(writer.builder.lshr(code, writer.int_constant(4)), writer.type)
+    code = writer.builder.lshr(unsigned_bytes(writer, address), writer.int_constant(4))
+    return writer.builder.sitofp(code, writer.type)
+
+
+def unsigned_bytes(writer: VectorWriter, address: Any) -> Any:
+    """Read unsigned bytes as integers."""
+    return writer.builder.zext(_codes(writer, address, I8, 1), writer.int_type)
 
 
 def _codes(writer: VectorWriter, address: Any, kind: ir.Type, align: int) -> Any:

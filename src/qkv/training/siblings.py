@@ -31,7 +31,9 @@ from qkv.training.whole_file import make_folder, write_text
 
 KEY_HEADS: Mapping[str, int] = {"mha": 8, "gqa": 2, "mqa": 1}
 SEEDS = (0, 1, 2)
-SETTINGS = Settings(V=1024, E=128, F=320, L=3, H=8, G=8, D=16, T=256, B=4, steps=400, learning_rate=3e-3)
+SETTINGS = Settings(
+    V=1024, E=128, F=320, L=3, H=8, G=8, D=16, T=256, B=8, steps=600, learning_rate=2e-3, warm_up=0.1
+)
 STORED: Stored = "float16"
 RECORD = "held_out.json"
 

@@ -22,12 +22,14 @@ TINY = Extent(
     short_lengths=(5, 7),
     head_sizes=(3, 5),
     decode_calls=((19, 1), (13, 3)),
-    decode_heads=Heads(H=6, G=2, D=5),
+    decode_heads=Heads(H=6, G=2, D=6),
     window=7,
     window_lengths=(11, 29),
     products=((3, 37, 2), (11, 13, 1)),
     tiling_lengths=(7, 17),
     cache_lengths=(3, 5),
+    policy_lengths=(61,),
+    latent_lengths=(3,),
 )
 KINDS = [
     "prefill, full",
@@ -38,6 +40,8 @@ KINDS = [
     "matmul",
     "tiling",
     "KV cache",
+    "decode over a cache",
+    "latent decode",
 ]
 
 
@@ -119,15 +123,15 @@ def test_json_holds_every_figure_and_the_machine(qkv, tmp_path):
     assert decode[0]["ratios"] == [
         {"peer": "NumPy", "form": "groups folded", "median": 1.0, "low": 1.0, "high": 1.0}
     ]
-    assert decode[0]["flops_per_second"] == decode[0]["flops"] == 4 * 6 * 5 * 19
+    assert decode[0]["flops_per_second"] == decode[0]["flops"] == 4 * 6 * 6 * 19
 
 
 def test_markdown_holds_a_table_for_each_kind(qkv, tmp_path):
     file = tmp_path / "figures.md"
     qkv("bench", "decode", "--quick", "--markdown", file)
     text = file.read_text(encoding="utf-8")
-    assert text.count("**decode, H = 6, G = 2, D = 5: ") == 1
-    assert text.count("**sliding window, H = 6, G = 2, D = 5, window = 7: ") == 1
+    assert text.count("**decode, H = 6, G = 2, D = 6: ") == 1
+    assert text.count("**sliding window, H = 6, G = 2, D = 6, window = 7: ") == 1
     assert "| 19 | 1.00 (1.0-1.0) |" in text.replace("| 1 | 19 |", "| 19 |")
 
 

@@ -308,6 +308,10 @@ KEY_HEADS_SHARED = Experiment(
                 "每字符 {gqa_here_bits:.3f} 比特，MHA {mha_here_bits:.3f}，未训练 {untrained_bits:.1f}："
                 "{gqa_here_cost:+.2%}；MQA {mqa_here_cost:+.2%}（一个种子）",
             ),
+            needs=Words(
+                "several trainings are looked at: a single one may say otherwise",
+                "看好几次训练：单独一次可能相反",
+            ),
         ),
         Part(
             Words("MQA costs quality, whatever the seed", "不论种子，MQA 都会损失质量"),

@@ -16,6 +16,7 @@ from qkv.engine.compared import Compared, Comparison, Divergence, NotCompared
 from qkv.engine.comparison import compare, default_policies, kl_divergence, log_probabilities
 from qkv.errors import NumericError, OptionError, PromptError
 from qkv.models import Model, load, new_cache
+from qkv.ops.backend import is_compiled
 from qkv.ops.sampling import Sampling
 from tiny_models import FAMILIES, VOCAB_SIZE_WITH_TOKENIZER, write_model, write_tokenizer
 
@@ -52,6 +53,10 @@ class ScriptedModel:
 
     def unembed(self, x: Any) -> np.ndarray:
         raise AssertionError("comparing needs the last logits only")
+
+
+SAME = 1e-9 if is_compiled() else 1e-5
+"""Whole texts and single steps have the same bits with the kernels only."""
 
 
 def odds(*shares: float) -> list[float]:
@@ -169,7 +174,7 @@ def test_the_figures_are_those_of_plain_loops_over_the_logits(llama: Model, poli
     for position, (expected, given) in enumerate(zip(full, other, strict=True)):
         p, q = plain_softmax(expected), plain_softmax(given)
         kl = sum(one * math.log(one / another) for one, another in zip(p, q, strict=True))
-        assert row.kl[position] == pytest.approx(kl, abs=1e-9)
+        assert row.kl[position] == pytest.approx(kl, rel=SAME, abs=SAME)
         assert row.agrees[position] == (expected.argmax() == given.argmax())
         assert row.log_probs[position] == pytest.approx(math.log(q[found.text_ids[position]]))
     assert row.max_kl > 1e-6

@@ -8,6 +8,7 @@ import pytest
 from qkv.engine.comparison import compare
 from qkv.lab.own_texts import Reading, log_softmax, loss, read, write_texts
 from qkv.lab.random_models import random_llama
+from qkv.ops.backend import is_compiled
 from toy_model import ToyModel
 
 T = 53
@@ -28,6 +29,10 @@ class Loaded(ToyModel):
 
     def unembed(self, x):
         return np.broadcast_to(np.log([2.0, 1.0, 1.0], dtype=np.float32), (*x.shape[:-1], 3))
+
+
+SAME = 1e-9 if is_compiled() else 1e-5
+"""Whole texts and single steps have the same bits with the kernels only."""
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
@@ -53,9 +58,11 @@ def test_the_loss_is_what_a_comparison_in_step_finds(model, text):
     assert [str(row.policy) for row in found.compared] == policies
     for row in found.compared:
         ours = loss(full, read(model, text, row.policy), text)
-        assert ours.kl == pytest.approx(row.mean_kl, abs=1e-9)
+        assert ours.kl == pytest.approx(row.mean_kl, rel=SAME, abs=SAME)
         assert ours.agreement == row.agreement
-        assert ours.nats == pytest.approx(np.mean(found.full.log_probs) - np.mean(row.log_probs), abs=1e-9)
+        assert ours.nats == pytest.approx(
+            np.mean(found.full.log_probs) - np.mean(row.log_probs), rel=SAME, abs=SAME
+        )
         assert read(model, text[:-1], row.policy).nbytes == row.nbytes
 
 

@@ -34,12 +34,14 @@ from qkv.lab.attention_variants import (
 from qkv.lab.board import Row
 from qkv.lab.random_models import random_llama
 from qkv.lab.variants import VARIANTS, SideBySide, measure
+from qkv.ops.backend import is_compiled
 
 SETTINGS = SideBySide(
     H=16, D=6, W=16, short=32, S=128, T=53, pairs=3, texts=2, text_length=29, text_window=11
 )
 SIZES = Sizes(SETTINGS.H, SETTINGS.D, SETTINGS.W)
 H, F, OPEN = Verdict.HOLDS, Verdict.FAILS, Verdict.NOT_TESTABLE
+IN_TILES = H if is_compiled() else F  # NumPy works a text as short as these through whole
 GROUPS, FAST, FLAT, LATENT, FAST_LATENT, TILED, STATE = range(7)
 
 
@@ -107,7 +109,7 @@ def verdicts(ruling):
 
 
 def test_every_claim_holds_but_those_of_latents(found):
-    assert verdicts(found[1]) == [H, H, H, F, F, H, H]
+    assert verdicts(found[1]) == [H, H, H, F, F, IN_TILES, H]
     assert found[1].verdict is Verdict.HOLDS_ONLY_IF
     assert found[1].conditions[0].en.startswith("MLA is held against GQA of 3 key heads or more")
 
@@ -206,7 +208,7 @@ def test_where_context_costs_nothing_no_variant_can_help():
 
 def test_without_a_trained_model_no_loss_is_shown_and_the_rest_is_decided():
     measured, ruling = tried(text_model=missing)
-    assert verdicts(ruling) == [H, H, H, F, F, H, H]
+    assert verdicts(ruling) == [H, H, H, F, F, IN_TILES, H]
     assert measured.series["kl"] == [None] * 8 and "window_kl" not in measured.numbers
 
 

@@ -5,8 +5,11 @@ import os
 import pytest
 
 from qkv import PlanError
+from qkv.ops.backend import is_compiled
 from qkv.planner.advice import advise, room
 from qkv.planner.machine import machine_memory
+
+with_kernels = pytest.mark.skipif(not is_compiled(), reason="without the kernels all weights are float32")
 
 
 def settings(*args, **options):
@@ -50,6 +53,7 @@ def test_a_model_that_is_too_large_is_said_to_be():
     assert all(each.setting == "" and "leaves nothing" in each.reason for each in advice.values())
 
 
+@with_kernels
 def test_weights_are_made_smaller_for_qkv_where_nothing_else_helps():
     advice = settings("llama-3-70b", context=100, memory="80GiB")
     assert advice["vllm"].setting == advice["llama.cpp"].setting == ""
@@ -58,6 +62,7 @@ def test_weights_are_made_smaller_for_qkv_where_nothing_else_helps():
     assert advice["qkv"].reason.startswith("weights are rounded to int8, ")
 
 
+@with_kernels
 def test_the_form_of_weights_can_be_given_and_is_for_qkv_alone():
     plain = settings("llama-3-8b", context=100, memory="80GiB")
     advice = settings("llama-3-8b", context=100, memory="80GiB", weights="int8")

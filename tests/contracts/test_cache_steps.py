@@ -6,6 +6,7 @@ import pytest
 from cache_cases import AS_MANY, CASES, GROUPED, LATENT, STEPS, Pages, Texts, each_kind, state_of
 from qkv.cache import CacheShape, PagedCache, PagePool, Policy
 from qkv.errors import CacheFull, OptionError, ShapeError, TrimError
+from qkv.ops.backend import is_compiled
 from slow_cache import Sizes
 
 
@@ -295,7 +296,9 @@ def test_rows_of_a_cache_step_by_themselves():
             one = apart.rows([row])
             for layer in range(AS_MANY.L):
                 one.append(layer, k[layer], v[layer])
-                np.testing.assert_array_equal(one.attend(layer, q[layer])[0], expected[layer, row])
+                rounding = 0 if is_compiled() else 1e-5  # NumPy alone promises no equal bits
+                output = one.attend(layer, q[layer])[0]
+                np.testing.assert_allclose(output, expected[layer, row], rtol=rounding, atol=rounding)
         assert together.lengths == apart.lengths == (10, 6)
         assert [len(some) for some in together.drops] == [len(some) for some in apart.drops]
 

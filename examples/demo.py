@@ -28,10 +28,8 @@ console.print()
 console.rule("[bold]Next[/]", align="left")
 console.print(f"look   {REPORT}: every claim with its numbers and pictures, in one file")
 console.print("run    .venv/bin/qkv generate 'O Romeo' --temperature 0.8 --cache int8")
-console.print("       .venv/bin/qkv attend 'To be, or not to be, that is the question' --out heads.html")
+console.print("       .venv/bin/qkv attend 'To be, or not to be' --out heads.html")
 console.print("       .venv/bin/qkv plan llama-3-8b --users 100 --context 4096")
-console.print(
-    "       .venv/bin/python examples/01_formula.py [dim]and 02 to 06: masks, heads, caches, pictures[/]"
-)
+console.print("       .venv/bin/python examples/01_formula.py [dim]and 02 to 06[/]")
 console.print("read   src/qkv/ops/dense.py: the formula as it stands in the paper, in ten lines")
-console.print("       docs/article.md: what a popular article prints, what its code gives, what is true")
+console.print("       docs/article.md: what a popular article says, and what is true")

@@ -9,10 +9,10 @@ import pytest
 from lab_results import as_result
 from qkv.lab import Instruments, Verdict
 from qkv.lab.board import Row
-from qkv.lab.heads import HEADS, Heads, ablation_costs, measure, untrained_like, without
+from qkv.lab.heads import HEADS, Heads, ablation_costs, measure, without
 from qkv.lab.own_texts import log_softmax, write_texts
 from qkv.lab.patterns import even_attention, patterns
-from qkv.lab.random_models import random_llama
+from qkv.lab.random_models import random_llama, untrained_like
 from qkv.models.watching import watch
 
 TINY = Heads(texts=3, T=31, ablated_texts=1)

@@ -21,7 +21,7 @@ from qkv.lab.experiment import Control, Experiment, Part, at_least
 from qkv.lab.instruments import Instruments
 from qkv.lab.own_texts import Ids, Reading, log_softmax, loss, write_texts
 from qkv.lab.patterns import Delimiters, delimiter_ids, divergences, even_attention, patterns, scores
-from qkv.lab.random_models import random_llama
+from qkv.lab.random_models import untrained_like
 from qkv.lab.rank_correlation import spearman
 from qkv.lab.result import Measured, Number
 from qkv.lab.words import Words
@@ -101,20 +101,6 @@ def measure(
             "js": apart.tolist(),
             "heads": head_names(model, len(apart)),
         },
-    )
-
-
-def untrained_like(model: Model, text: Ids, random: np.random.Generator) -> Model:
-    """Return a model with random weights, but with another's layers, heads and width."""
-    shape = model.cache_shape
-    return random_llama(
-        random,
-        E=model.hidden(text).shape[-1],
-        L=shape.num_layers,
-        H=watch(model, text).weights.shape[1],
-        G=shape.num_kv_heads,
-        context_length=model.context_length,
-        V=model.vocab_size,
     )
 
 

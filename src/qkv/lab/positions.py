@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.lab.experiment import Control, Experiment, Part, at_least, at_most
-from qkv.lab.heads import untrained_like
 from qkv.lab.instruments import Instruments
 from qkv.lab.own_texts import write_texts
+from qkv.lab.random_models import untrained_like
 from qkv.lab.recalling import ABLE, answers_right
 from qkv.lab.result import Measured, Number
 from qkv.lab.words import Words

@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from qkv.models import Llama
+from qkv.lab.own_texts import Ids
+from qkv.models import Llama, Model
 from qkv.models.llama import LlamaConfig, LlamaLayer
+from qkv.models.watching import watch
 from qkv.ops.projection import prepare
 
 VOCABULARY = 97
@@ -69,3 +71,17 @@ def random_llama(
     )
     table = draw(V, E)
     return Llama(config, table, layers, ones, table)
+
+
+def untrained_like(model: Model, text: Ids, random: np.random.Generator) -> Model:
+    """Return a model with random weights, but with another's layers, heads and width."""
+    shape = model.cache_shape
+    return random_llama(
+        random,
+        E=model.hidden(text).shape[-1],
+        L=shape.num_layers,
+        H=watch(model, text).weights.shape[1],
+        G=shape.num_kv_heads,
+        context_length=model.context_length,
+        V=model.vocab_size,
+    )

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from qkv.app.cli.compare_report import as_record, comparison_table, heading, notes
-from qkv.app.cli.loading import load_model, warm_up
-from qkv.app.cli.train import require_drawing
+from qkv.app.cli.loading import load_model, require_drawing, warm_up
 from qkv.cache import Policy
 from qkv.engine.comparison import Step
 from qkv.engine.comparison import compare as compare_policies

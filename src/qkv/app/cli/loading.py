@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from qkv.cache import Policy
+from qkv.errors import OptionError
 from qkv.models import Model, load, new_cache
 from qkv.models.weights import Weights
 
@@ -38,3 +39,14 @@ def warm_up(model: Model, policy: Policy | None) -> None:
 def note(line: str) -> None:
     """Write a line about the run beside its output, not into it."""
     typer.secho(line, err=True, dim=True)
+
+
+def require_drawing(path: Path) -> None:
+    """Find out that a picture cannot be drawn before time has gone into what it is to show."""
+    from qkv.viz.loss import new_figure
+
+    if path.is_dir() or not path.parent.is_dir():
+        raise OptionError(f"--plot cannot write {path}: it must be a file in a folder that exists")
+    formats = new_figure().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".") not in formats:
+        raise OptionError(f"--plot must be a file ending in .png, .svg or .pdf, not {path.name!r}")

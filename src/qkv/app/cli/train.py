@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from qkv.app.cli.loading import note
+from qkv.app.cli.loading import note, require_drawing
 from qkv.app.cli.status import INTERRUPTED
 from qkv.errors import OptionError
 
@@ -185,17 +185,6 @@ def stored_form(name: str) -> "Stored":
         case "bfloat16" | "float16" | "float32":
             return name
     raise OptionError(f"--stored must be bfloat16, float16 or float32, not {name!r}")
-
-
-def require_drawing(path: Path) -> None:
-    """Find out that a picture cannot be drawn before an hour has gone into training."""
-    from qkv.viz.loss import new_figure
-
-    if path.is_dir() or not path.parent.is_dir():
-        raise OptionError(f"--plot cannot write {path}: it must be a file in a folder that exists")
-    formats = new_figure().canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".") not in formats:
-        raise OptionError(f"--plot must be a file ending in .png, .svg or .pdf, not {path.name!r}")
 
 
 def draw(curve: "Curve", path: Path) -> None:

@@ -48,8 +48,8 @@ def test_part_that_a_query_did_not_see_leaves_every_bit_of_the_other(blind: tupl
 
 
 def test_two_parts_of_the_same_weight_give_their_mean_and_twice_the_sum():
-    lse = np.float32([1])
-    output, merged = merge_parts(np.float32([[1, -4]]), lse, np.float32([[3, 4]]), lse)
+    one, other, lse = np.array([[1, -4]], np.float32), np.array([[3, 4]], np.float32), np.ones(1, np.float32)
+    output, merged = merge_parts(one, lse, other, lse)
     assert output.tolist() == [[2, 0]]
     assert merged == pytest.approx([1 + math.log(2)])
 

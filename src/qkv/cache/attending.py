@@ -113,9 +113,9 @@ def merge_parts(output: Array, lse: LogSumExp, other: Array, other_lse: LogSumEx
 
     Examples
     --------
-    >>> output, lse = np.float32([[1, 3], [5, 7]]), np.float32([0, 0])
-    >>> merge_parts(output, lse, -output, lse)[0].tolist()
-    [[0.0, 0.0], [0.0, 0.0]]
+    >>> output, lse = np.array([[1.0, 3.0], [5.0, 7.0]]), np.zeros(2)
+    >>> merge_parts(output, lse, output + 2, lse)[0].tolist()
+    [[2.0, 4.0], [6.0, 8.0]]
     """
     saw_both = lse.min(initial=0) > -np.inf and other_lse.min(initial=0) > -np.inf
     if not saw_both:

@@ -89,7 +89,9 @@ def test_pages_of_which_no_query_sees_a_key_may_be_gone_to_the_bit(element):
 @pytest.mark.parametrize("element", [name for name in ELEMENTS if name != "float32"])
 def test_codes_of_whole_vectors_go_straight_into_the_products(element, monkeypatch):
     asked = []
-    monkeypatch.setattr(paged_attention, "prepare", lambda *_, **rules: asked.append(rules["tile"]) or 1 / 0)
+    monkeypatch.setattr(
+        paged_attention, "prepare_again", lambda *_, **rules: asked.append(rules["tile"]) or 1 / 0
+    )
     layout = PageLayout(element, 32, 64, 64)
     stored = store(layout, *np.zeros((2, 1, 1, 32, 64), np.float32))
     reach = Reach(np.full((1, 1), 31), np.full((1, 1), 32))

@@ -183,6 +183,19 @@ def test_earlier_pages_and_the_own_page_are_together_all_pages(P: int, first_key
         np.testing.assert_allclose(merged, whole, rtol=1e-5, atol=1e-6)
 
 
+def test_calls_that_differ_in_what_is_held_alone_do_not_take_each_others_place():
+    """What is written down once for all calls of a kind is not of the first of them."""
+    q, k, v = inputs(2, 4, 2, 1, 50, 8, 8)
+    stored, expected, got = paged(16, k, v), [], []
+    for held in ([50, 31], [17, 50], [50, 31]):
+        lengths = np.repeat(np.array(held)[:, None], 2, axis=1)
+        got.append(attended(q, stored, Reach(lengths - 1, lengths), scale=0.3))
+        offsets = [count - 1 for count in held]
+        expected.append(attend(q, k, v, scale=0.3, right=0, offsets=offsets, kv_lengths=held))
+    assert all(map(same, got, expected))
+    assert not same(got[0], got[1])
+
+
 # What is hidden changes no bit
 
 

@@ -8,12 +8,14 @@ its own page as it came and the earlier ones as they are stored.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
+from qkv.cache.layout import PageLayout
 from qkv.cache.tables import Counts, PageTable, SequenceTables, stacked_addresses
 from qkv.errors import OptionError, ShapeError
 from qkv.ops import attend, merge_attended
@@ -98,16 +100,41 @@ def attend_tables(
         return attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "all")
     _check_still_there(sequences, layer, sight.new)
     beside = Rules(rules.scale, rules.softcap)
-    earlier = attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "earlier")
+    # The shorter part first: the longer one pushes all that both use out of the processor's caches.
     own = attend_one([one.filling for one in sequences], sequences, layer, q, sight, beside, "own")
-    return merge_attended(*earlier, *own)
+    earlier = attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "earlier")
+    return merge_parts(*earlier, *own)
+
+
+def merge_parts(output: Array, lse: LogSumExp, other: Array, other_lse: LogSumExp) -> tuple[Array, LogSumExp]:
+    """Do what `merge_attended` does, with its bits, and without its cases where every query saw both parts.
+
+    For one token the cases take more time than its numbers.
+
+    Examples
+    --------
+    >>> output, lse = np.array([[1.0, 3.0], [5.0, 7.0]]), np.zeros(2)
+    >>> merge_parts(output, lse, output + 2, lse)[0].tolist()
+    [[2.0, 4.0], [6.0, 8.0]]
+    """
+    saw_both = lse.min(initial=0) > -np.inf and other_lse.min(initial=0) > -np.inf
+    if not saw_both:
+        return merge_attended(output, lse, other, other_lse)
+    highest = np.maximum(lse, other_lse)
+    share, other_share = np.exp(lse - highest), np.exp(other_lse - highest)
+    total = share + other_share
+    mixed = share[..., None] * output + other_share[..., None] * other
+    mixed = (mixed / total[..., None]).astype(output.dtype, copy=False)
+    return mixed, highest + np.log(total)
 
 
 def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Counts) -> None:
     layers = slice(layer, layer + 1)
     for one, count in zip(sequences, new.tolist(), strict=True):
         held, P = one.held[layers], one.layout.P
-        if count and one.filling.missing(layers, (held - count) // P, -(-held // P)).any():
+        if (held % P >= count).all():
+            continue  # all stand in the page under way, which is there
+        if one.filling.missing(layers, (held - count) // P, -(-held // P)).any():
             raise OptionError(
                 f"queries see their own page of {one.layout.element} as it came, and these pages have been "
                 f"encoded since; attend once in each layer after append"
@@ -206,28 +233,32 @@ def _attend_compiled(
 def _pages(tables: Sequence[PageTable], layer: int) -> Any:
     from qkv.kernels.paged_attention import Pages
 
-    layout = tables[0].layout
+    return Pages(stacked_addresses(tables, layer), **_form_of_pages(tables[0].layout))
+
+
+@lru_cache(maxsize=256)
+def _form_of_pages(layout: PageLayout) -> dict[str, Any]:
+    """Return what `Pages` tells of all pages of a layout."""
     at = {name: section.offset for name, section in layout.sections.items()}
-    return Pages(
-        table=stacked_addresses(tables, layer),
-        page_size=layout.P,
-        element=layout.element,
-        value_dim=layout.D_v,
-        shares_values=layout.shares_values,
-        k=at["k"],
-        v=at.get("v", 0),
-        k_steps=at.get("k_scale", at.get("k_step", 0)),
-        v_steps=at.get("v_scale", at.get("v_step", 0)),
-        k_lows=at.get("k_low", 0),
-        v_lows=at.get("v_low", 0),
-    )
+    return {
+        "page_size": layout.P,
+        "element": layout.element,
+        "value_dim": layout.D_v,
+        "shares_values": layout.shares_values,
+        "k": at["k"],
+        "v": at.get("v", 0),
+        "k_steps": at.get("k_scale", at.get("k_step", 0)),
+        "v_steps": at.get("v_scale", at.get("v_step", 0)),
+        "k_lows": at.get("k_low", 0),
+        "v_lows": at.get("v_low", 0),
+    }
 
 
 def _reach(sequences: Sequence[SequenceTables], layer: int, sight: Sight, sees: str) -> Any:
     from qkv.kernels.attention_words import ALL_PAGES, EARLIER_PAGES, OWN_PAGE_ONLY
     from qkv.kernels.paged_attention import Reach
 
-    held = np.stack([one.held[layer] for one in sequences])
+    held = _held(sequences, layer)
     return Reach(
         offsets=held - sight.new[:, None],
         kv_lengths=held,
@@ -237,6 +268,13 @@ def _reach(sequences: Sequence[SequenceTables], layer: int, sight: Sight, sees: 
         sees={"all": ALL_PAGES, "earlier": EARLIER_PAGES, "own": OWN_PAGE_ONLY}[sees],
         positions=sight.positions,
     )
+
+
+def _held(sequences: Sequence[SequenceTables], layer: int) -> Counts:
+    """Return how many keys each head of a layer holds, ``(B, G)``; not to be written to."""
+    if len(sequences) == 1:
+        return sequences[0].held[layer : layer + 1]
+    return np.stack([one.held[layer] for one in sequences])
 
 
 def held_positions(sequences: Sequence[SequenceTables], layer: int) -> NDArray[np.int32]:
@@ -285,7 +323,7 @@ def _decoded(
     sees: str,
 ) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Return the keys and values held, ``(B, G, S, D)``, and which each query sees, ``(B, H, T, S)``."""
-    held = np.stack([one.held[layer] for one in sequences])
+    held = _held(sequences, layer)
     (_, H, T, _), (_, G), S = q.shape, held.shape, int(held.max(initial=0))
     pairs = [held_keys(table, layer, S) for table in tables]
     k, v = (np.stack(x).astype(q.dtype, copy=False) for x in zip(*pairs, strict=True))

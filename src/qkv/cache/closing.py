@@ -61,10 +61,12 @@ def drop_filled(sequence: SequenceTables, layer: int) -> None:
     """
     P, layers = sequence.layout.P, slice(layer, layer + 1)
     begun, full = -(-sequence.before[layers] // P), sequence.held[layers] // P
-    sequence.filling.drop(layers, between(begun, full, sequence.filling.num_pages))
+    if (begun < full).any():
+        sequence.filling.drop(layers, between(begun, full, sequence.filling.num_pages))
 
 
 def drop_all_filled(sequence: SequenceTables) -> None:
     """Give back the float32 form of every page that is full, at the end of a step."""
-    full = sequence.held // sequence.layout.P
-    sequence.filling.drop(slice(None), between(np.zeros_like(full), full, sequence.filling.num_pages))
+    full, part = np.divmod(sequence.held, sequence.layout.P)
+    if sequence.filling.num_present > np.count_nonzero(part):  # there are more than those under way
+        sequence.filling.drop(slice(None), between(np.zeros_like(full), full, sequence.filling.num_pages))

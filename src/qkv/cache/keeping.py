@@ -64,9 +64,11 @@ class Keeping:
         """Return what the queries of a step see; ``window`` is the model's, which is remembered."""
         if window is not None:
             self.model_windows[layer] = window
-        windows = np.minimum(self.windows[layer], self.model_windows[layer])
-        shape = len(sequences), len(windows)
+        shape = len(sequences), self.windows.shape[1]
         first_keys = np.broadcast_to(self.first_keys[layer], shape)
+        if not self.has_windows:
+            return Sight(new, None, first_keys)
+        windows = np.minimum(self.windows[layer], self.model_windows[layer])
         if (windows == NO_WINDOW).all():
             return Sight(new, None, first_keys)
         stay = self.policy.eviction is None or self.policy.rerotate  # or their slots are not their positions

@@ -530,7 +530,9 @@ class PagedCache:
 
 def _counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> Counts:
     """Return how many leading tokens of each row of T are real."""
-    new = np.full(batch_size, T) if lengths is None else np.asarray(lengths)
+    if lengths is None:
+        return np.full(batch_size, T)
+    new = np.asarray(lengths)
     if new.shape != (batch_size,) or not ((new >= 0) & (new <= T)).all():
         raise ShapeError(f"lengths are {batch_size} integers from 0 to {T}, not {lengths}")
     return new

@@ -152,7 +152,12 @@ class PageTable:
 
 
 def stacked_addresses(tables: Sequence[PageTable], layer: int) -> NDArray[np.int64]:
-    """Return the addresses of a layer's pages in several tables, ``(B, G, N)``; 0 where there is no page."""
+    """Return the addresses of a layer's pages in several tables, ``(B, G, N)``; 0 where there is no page.
+
+    Not to be written to: those of a single table are its own.
+    """
+    if len(tables) == 1:
+        return tables[0].addresses[layer : layer + 1]
     each = [table.addresses[layer] for table in tables]
     stacked = np.zeros((len(each), len(each[0]), max(some.shape[1] for some in each)), np.int64)
     for row, addresses in zip(stacked, each, strict=True):

@@ -250,6 +250,23 @@ def _prepare_plain(sizes: Sizes, offset: int, left: int | None, **rules: Unpack[
     return prepare(sizes, rows, **rules)
 
 
+def prepare_again(sizes: Sizes, rows: Words, **rules: Unpack[Rules]) -> Prepared:
+    """Return what `prepare` does for rows that are others in each call of a kind: the rest is found again."""
+    if not _is_plain(**rules):
+        return prepare(sizes, rows, **rules)
+    find: Any = _prepare_kind
+    kind: Prepared = find(sizes, **rules)
+    call = kind.call.copy()
+    call[words.ROWS] = address(rows)
+    return kind._replace(call=call, kept=(*kind.kept, rows))
+
+
+@lru_cache(maxsize=256)
+def _prepare_kind(sizes: Sizes, **rules: Unpack[Rules]) -> Prepared:
+    """Prepare a call without its rows."""
+    return prepare(sizes, np.zeros(0, np.int64), **rules)
+
+
 def workers_for(num_products: int) -> int:
     """Return how many threads a call of so many multiplications is worth."""
     return num_threads() if num_products > ALONE_UP_TO_PRODUCTS else 1

@@ -15,7 +15,7 @@ from qkv.kernels.attention import (
     Sizes,
     Words,
     layout_for,
-    prepare,
+    prepare_again,
     rows_of,
     run,
     tile_for,
@@ -118,13 +118,15 @@ def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules:
     """Write down the call of `attend_pages` without its queries, ``(B, H, T, D)``, and its results."""
     (B, H, T, D), G = q_shape, pages.table.shape[1]
     S = int(reach.kv_lengths.max(initial=0))
+    seen = min(S, T + pages.page_size) if reach.sees == words.OWN_PAGE_ONLY else S
     if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
         rules["tile"] = pages.element
     rules["right"] = 0
-    if reach.sees == words.OWN_PAGE_ONLY:  # not worth a thread for all that is held
-        seen = min(S, T + pages.page_size)
-        rules.setdefault("num_workers", workers_for(B * H * T * seen * (D + pages.value_dim)))
-    prepared = prepare(Sizes(B, H, G, T, S, D, pages.value_dim), _rows(pages, reach, T), **rules)
+    if rules.get("num_workers") is None:  # a thread is not worth it for what is held and not seen
+        rules["num_workers"] = workers_for(B * H * T * seen * (D + pages.value_dim))
+    num_stretches = -(-S // STRETCH_KEYS)
+    sizes = Sizes(B, H, G, T, num_stretches * STRETCH_KEYS, D, pages.value_dim)
+    prepared = prepare_again(sizes, _rows(pages, reach, T), **rules)
     _put_pages(prepared.call, pages, reach)
     return prepared
 

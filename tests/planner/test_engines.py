@@ -186,3 +186,10 @@ def test_an_engine_that_is_not_known_is_refused_with_the_list():
 def test_a_cache_that_means_nothing_is_refused(engine, cache):
     with pytest.raises(PlanError):
         plan("llama-3-8b", engine=engine, cache=cache)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "transformers"])
+@pytest.mark.parametrize("cache", ["keep=512", "window=128", "bf16,window=128,sinks=4"])
+def test_an_engine_that_drops_nothing_is_not_planned_as_if_it_did(engine, cache):
+    with pytest.raises(PlanError, match="keeps every token that the model's layers see"):
+        plan("llama-3-8b", context=8192, engine=engine, cache=cache)

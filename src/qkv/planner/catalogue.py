@@ -40,8 +40,8 @@ def catalogue_name(name: str) -> str | None:
 def unknown_name(name: str) -> PlanError:
     """Return the error for a name that is neither in the catalogue nor a file."""
     close = difflib.get_close_matches(name.lower(), catalogue(), n=3, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}?" if close else "`qkv plan --models` lists the known ones"
+    hint = f"did you mean {' or '.join(close)}" if close else "`qkv plan --models` lists the known ones"
     return PlanError(
-        f"{name[:80]!r} is no model known here and no file; {hint} "
-        "Or give a folder, a config.json, a .gguf file, or a hub id (needs the extra: pip install 'qkv[hub]')"
+        f"{name[:80]!r} is no model known here and no file; {hint}; "
+        "or give a folder, a config.json, a .gguf file, or a hub id (needs the extra: pip install 'qkv[hub]')"
     )

@@ -193,11 +193,8 @@ def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], 
     PlanError
         If a part is unknown or has no meaning.
     """
-    parts = [part.strip() for part in cache.split(",") if part.strip()]
-    forms = [part for part in parts if "=" not in part]
-    if len(forms) > 1:
-        raise PlanError(f"the cache has one form of storage, not {' and '.join(forms)[:80]}")
-    strategy = make(storage_named(forms[0] if forms else names[0], names))
+    parts = _parts(cache)
+    strategy = make(_storage(parts, names))
     limits = dict(_limit(part) for part in parts if "=" in part)
     if limits.get("sinks") and "window" not in limits:
         raise PlanError("sinks=n stay in sight beside a window; add window=W")
@@ -213,6 +210,34 @@ def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], 
         window=limits.get("window"),
         sinks=limits.get("sinks", 0),
     )
+
+
+def read_storage(cache: str, names: tuple[str, ...], engine: str) -> Storage:
+    """Return the form of storage that a text names, for engines that keep all that a model sees.
+
+    Raises
+    ------
+    PlanError
+        If the form is unknown, or the text limits what is kept.
+    """
+    parts = _parts(cache)
+    if limits := [part for part in parts if "=" in part]:
+        raise PlanError(
+            f"{engine} keeps every token that the model's layers see, and has no {limits[0][:40]!r}; "
+            "name a form of storage alone, or plan for engine 'qkv' or 'ideal'"
+        )
+    return _storage(parts, names)
+
+
+def _parts(cache: str) -> list[str]:
+    return [part.strip() for part in cache.split(",") if part.strip()]
+
+
+def _storage(parts: list[str], names: tuple[str, ...]) -> Storage:
+    forms = [part for part in parts if "=" not in part]
+    if len(forms) > 1:
+        raise PlanError(f"the cache has one form of storage, not {' and '.join(forms)[:80]}")
+    return storage_named(forms[0] if forms else names[0], names)
 
 
 def _limit(part: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
 from qkv.planner.term import Term
 
 CELLS = 256
@@ -34,7 +34,7 @@ class LlamaCpp:
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of ``--cache-type-k`` and ``--cache-type-v``, both alike."""
-        return read_strategy(cache, FORMS, _cells)
+        return _cells(read_storage(cache, FORMS, self.name))
 
     def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
         """Return what to compare."""

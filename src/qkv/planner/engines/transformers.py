@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
 from qkv.planner.term import Term
 
 RESIDUAL = 128
@@ -31,7 +31,7 @@ class Transformers:
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``DynamicCache`` in a dtype, or of a ``QuantizedCache`` (``int4``)."""
-        return read_strategy(cache, FORMS, lambda storage: _dynamic(storage))
+        return _dynamic(read_storage(cache, FORMS, self.name))
 
     def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
         """Return what to compare."""

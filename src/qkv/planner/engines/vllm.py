@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
 from qkv.planner.term import Term
 
 BLOCK_SIZE = 16
@@ -36,7 +36,7 @@ class VLLM:
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``kv_cache_dtype``."""
-        return read_strategy(cache, FORMS, lambda storage: _blocks(storage, request))
+        return _blocks(read_storage(cache, FORMS, self.name), request)
 
     def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
         """Return what to compare."""

@@ -27,3 +27,8 @@ def failing_board(cpu="made-up"):
     (row,) = board_of(experiment, **{decides.metric: off}).rows
     machine = replace(row.result.machine, cpu=cpu)
     return experiment, Board((Row.of(experiment, replace(row.result, machine=machine)),))
+
+
+def minding_board():
+    """A board of the causal mask on which all holds but what the article's class is said to do."""
+    return board_of(EXPERIMENTS[1], article_future_mass=0.45)

@@ -28,7 +28,7 @@ def qkv(monkeypatch, capsys, tmp_path):
 def test_one_claim_is_tried_judged_kept_and_reported(qkv, tmp_path):
     status, out, err = qkv("lab", "causality", "--report", tmp_path / "report.html")
     assert status == 0
-    assert "HOLDS ONLY IF" in out and "only if: " in out and "load average" in out
+    assert "✓ HOLDS" in out and "mind: " in out and "load average" in out
     assert "kept as run 1" in err and "report: " in err
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>") and "<svg" in text
@@ -45,7 +45,7 @@ def test_json_has_verdict_parts_and_numbers_in_the_language_asked_for(qkv):
     row = json.loads(out)["rows"][0]
     assert status == 0
     assert (row["id"], row["seed"], row["pace"]) == ("b", 5, "quick")
-    assert row["verdict"] == "仅在以下条件下成立"
+    assert row["verdict"] == "成立"
     assert row["numbers"]["future_mass"]["value"] == 0
     assert len(row["parts"]) == 7
 
@@ -58,10 +58,10 @@ def test_history_and_diff_tell_what_was_kept(qkv):
     qkv("lab", "b", "--no-save")
     history = json.loads(qkv("lab", "history", "--json")[1])
     assert [(one["number"], one["seed"], one["verdicts"]) for one in history] == [
-        (1, 0, {"b": "HOLDS ONLY IF"}),
-        (2, 1, {"b": "HOLDS ONLY IF"}),
+        (1, 0, {"b": "HOLDS"}),
+        (2, 1, {"b": "HOLDS"}),
     ]
-    assert "◐1" in qkv("lab", "history")[1]
+    assert "✓1" in qkv("lab", "history")[1]
     status, out, _ = qkv("lab", "diff")
     assert status == 0 and "run 1 → run 2" in out and "article_future_mass" in out
     assert qkv("lab", "diff", 2, 1)[0] == 0
@@ -99,5 +99,5 @@ def test_where_results_cannot_be_kept_the_board_is_shown_all_the_same(qkv, monke
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("QKV_DATA_DIR", str(tmp_path / "file"))
     status, out, err = qkv("lab", "b")
-    assert status == 0 and "HOLDS ONLY IF" in out
+    assert status == 0 and "✓ HOLDS" in out
     assert "not kept: " in err

@@ -92,6 +92,27 @@ def test_a_failing_part_that_needs_nothing_is_the_condition_itself():
     assert ruling.condition("en", result.numbers) == "it is small"
 
 
+def test_with_its_heart_a_claim_fails_and_what_holds_even_so_is_named():
+    heart = replace(FAST, role="heart")
+    ruling = judge(claim_of(heart, SMALL), result := result_of(speed=6.9, size=3.0, n=1))
+    assert ruling.verdict is Verdict.FAILS
+    assert ruling.condition("en", result.numbers) == "true even so: it is small"
+    assert verdict_of(heart, SMALL, speed=7.0, size=3.1) is Verdict.HOLDS_ONLY_IF
+    assert verdict_of(heart, SMALL, speed=7.0, size=3.0) is Verdict.HOLDS
+
+
+def test_an_aside_is_marked_and_minded_but_not_counted():
+    aside = replace(FAST, role="aside", needs=words("not all is fast"))
+    ruling = judge(claim_of(aside, SMALL), result := result_of(speed=2.0, size=3.0))
+    assert [one.verdict for one in ruling.parts] == [Verdict.FAILS, Verdict.HOLDS]
+    assert (ruling.verdict, ruling.conditions) == (Verdict.HOLDS, ())
+    assert ruling.mind("en", result.numbers) == "not all is fast"
+    assert judge(claim_of(aside, SMALL), result_of(speed=7.0, size=3.0)).minded == ()
+    assert verdict_of(aside, SMALL, speed=7.0, size=3.1) is Verdict.FAILS
+    # One whose times are unsteady leaves nothing open either.
+    assert judge(claim_of(aside, SMALL), result_of(speed=timed(8.0, 0.5), size=3.0)).conditions == ()
+
+
 def timed(value, spread):
     return Number(value, value - spread * value / 2, value + spread * value / 2, is_timed=True)
 
@@ -185,7 +206,10 @@ def test_every_part_of_every_claim_fails_beyond_its_threshold_and_holds_on_it(ex
         off = fine | {part.decides.metric: beyond(part.decides, 1e-6)}
         ruling = judge(experiment, result_of(experiment.id, **off))
         assert ruling.parts[index].verdict is Verdict.FAILS
-        assert ruling.verdict in (Verdict.HOLDS_ONLY_IF, Verdict.FAILS)
+        expected = {"heart": Verdict.FAILS, "part": Verdict.HOLDS_ONLY_IF, "aside": Verdict.HOLDS}[part.role]
+        counted = [one for one in experiment.parts if one.role != "aside"]
+        assert ruling.verdict is (Verdict.FAILS if counted == [part] else expected)
+        assert bool(ruling.minded) is (part.role == "aside")
     for control in experiment.controls:
         off = fine | {control.decides.metric: beyond(control.decides, 1e-6)}
         assert judge(experiment, result_of(experiment.id, **off)).verdict is Verdict.NOT_TESTABLE

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from lab_boards import board_of, failing_board
+from lab_boards import board_of, failing_board, minding_board
 from qkv.lab import EXPERIMENTS, Verdict
 from qkv.lab.changes import changes
 from qkv.lab.verdict import CHINESE
@@ -36,6 +36,13 @@ def test_the_condition_stands_below_the_number():
     text = " ".join(printed(board_table(board), width=200).split())
     condition = board[experiment.id].condition("en")
     assert f"only if: {condition}" in text
+
+
+def test_marks_of_asides_stand_apart_and_are_minded():
+    board = minding_board()
+    text = printed(board_table(board), width=200)
+    assert "✓ HOLDS" in text and "✓✓✓✓ ✗✓✓" in text
+    assert "mind: the article's class with a cache does not mask prompts" in " ".join(text.split())
 
 
 def test_parts_are_marked_and_undecided_ones_say_why():

@@ -3,7 +3,7 @@
 import pytest
 
 from lab_boards import board_of, failing_board
-from qkv.lab import EXPERIMENTS
+from qkv.lab import EXPERIMENTS, Verdict
 from qkv.viz.claims import claims_markdown, table
 
 
@@ -25,7 +25,8 @@ def test_every_claim_and_every_part_has_its_row(language):
 def test_the_condition_stands_beside_the_verdict():
     experiment, board = failing_board()
     text = claims_markdown(board)
-    assert f"◐ **HOLDS ONLY IF**<br>only if: {board[experiment.id].condition('en')}" in text
+    marks = "".join("✗" if one.verdict is Verdict.FAILS else "✓" for one in board[experiment.id].ruling.parts)
+    assert f"◐ **HOLDS ONLY IF**<br>{marks}<br>only if: {board[experiment.id].condition('en')}" in text
 
 
 def test_a_table_has_as_many_cells_in_every_line():

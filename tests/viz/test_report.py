@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from lab_boards import board_of, failing_board
+from lab_boards import board_of, failing_board, minding_board
 from qkv.lab import EXPERIMENTS, Verdict
 from qkv.viz.report import PHRASES, report_html
 
@@ -94,6 +94,13 @@ def test_verdict_condition_and_what_was_left_open_are_shown():
     text = report_html(board, pictures=False)
     assert board[experiment.id].ruling.verdict is Verdict.HOLDS_ONLY_IF
     assert "HOLDS ONLY IF" in text and "only if: " in text
+
+
+def test_each_part_has_a_mark_on_the_board_and_asides_are_minded():
+    text = report_html(minding_board(), pictures=False)
+    board = text[text.index('id="board"') : text.index("<section")]
+    assert board.count(">✓</span>") == 6 and board.count(">✗</span>") == 1
+    assert "mind: the article&#39;s class with a cache does not mask prompts" in board
 
 
 def test_what_comes_from_a_machine_is_text_and_no_markup():

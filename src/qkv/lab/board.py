@@ -38,6 +38,10 @@ class Row:
         """Return what it holds only if, why it could not be tried, or what was left open; perhaps nothing."""
         return self.ruling.condition(language, self.result.numbers)
 
+    def mind(self, language: Language) -> str:
+        """Return what stands beside the claim and does not hold; perhaps nothing."""
+        return self.ruling.mind(language, self.result.numbers)
+
     def record(self, language: Language = "en") -> dict[str, Any]:
         """Return the row as plain values, for JSON."""
         numbers = self.result.numbers
@@ -48,12 +52,14 @@ class Row:
             "source": self.experiment.source,
             "verdict": self.ruling.verdict.say(language),
             "condition": self.condition(language),
+            "mind": self.mind(language),
             "number": self.number(language),
             "article": self.experiment.article,
             "parts": [
                 {
                     "says": one.part.says.say(language, numbers),
                     "verdict": one.verdict.say(language),
+                    "role": one.part.role,
                     "reason": None if one.reason is None else one.reason.say(language),
                     "number": shown(one.part.shows, language, numbers),
                     "threshold": str(one.part.decides),

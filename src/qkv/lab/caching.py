@@ -235,9 +235,10 @@ CACHING = Experiment(
                 "最后一个输出相差 {article_apart:.1f}：每个 token 只关注自己",
             ),
             needs=Words(
-                "the baseline lays tokens along the sequence, not along the batch",
-                "比较对象把 token 沿序列轴排列，而不是沿 batch 轴",
+                "the article's loop without a cache lays tokens along the batch, and computes something else",
+                "文章“无缓存”的循环把 token 沿 batch 轴排列，算的是另一件事",
             ),
+            role="aside",
         ),
     ),
     controls=(

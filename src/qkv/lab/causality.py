@@ -251,9 +251,10 @@ CAUSALITY = Experiment(
                 "10 个 token 的提示词有 {article_future_mass:.0%} 的权重落在未来",
             ),
             needs=Words(
-                "a layer with a cache masks prompts as well, which the article's does not",
-                "带缓存的层对提示词也加掩码（文章的类没有）",
+                "the article's class with a cache does not mask prompts",
+                "文章里带缓存的类没有给提示词加掩码",
             ),
+            role="aside",
         ),
         Part(
             Words(
@@ -266,9 +267,10 @@ CAUSALITY = Experiment(
                 "标准差为 {article_output_std:.2f} 的输出最多相差 {article_layout_error:.1f}",
             ),
             needs=Words(
-                "tokens lie along the sequence, not along the batch as in its timing loop",
-                "token 沿序列轴排列，而不是像它的计时循环那样沿 batch 轴排列",
+                "its timing loop lays tokens along the batch, so that none sees another",
+                "它的计时循环把 token 沿 batch 轴排列，彼此看不见",
             ),
+            role="aside",
         ),
         Part(
             Words(
@@ -282,7 +284,11 @@ CAUSALITY = Experiment(
                 "这样的行仍把 {article_blind_row_mass:.0%} 分给被遮住的 token；"
                 "qkv 为 {own_blind_row_mass:.0%}",
             ),
-            needs=Words("every token may see at least itself", "每个 token 至少能看到它自己"),
+            needs=Words(
+                "a score of -1e9 hides nothing where nothing may be seen",
+                "在什么都不许看的行里，-1e9 什么也遮不住",
+            ),
+            role="aside",
         ),
     ),
     controls=(

@@ -9,6 +9,7 @@ from qkv.lab.result import Measured, Number
 from qkv.lab.words import Words
 
 Pace = Literal["quick", "full"]
+Role = Literal["heart", "part", "aside"]
 
 Settings = TypeVar("Settings")
 
@@ -57,9 +58,13 @@ class Part:
     shows : str or Words
         The numbers to read, as a template; a control beside what was measured.
     needs : Words, optional
-        Where this part fails, what the claim as a whole needs to hold: "HOLDS ONLY IF" goes before it.
+        Where this part fails, what the claim as a whole needs to hold: "HOLDS ONLY IF" goes before it. Of an
+        aside: what to mind then.
     article : str
         What the article prints or says here; empty where it says nothing.
+    role : "heart", "part" or "aside"
+        With its heart the whole claim fails; an aside says something of what stands beside the claim, as of
+        how others wrote it down, and is marked without being counted.
     """
 
     says: Words
@@ -67,6 +72,7 @@ class Part:
     shows: str | Words
     needs: Words | None = None
     article: str = ""
+    role: Role = "part"
 
 
 @dataclass(frozen=True)

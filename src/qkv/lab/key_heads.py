@@ -309,9 +309,10 @@ KEY_HEADS_SHARED = Experiment(
                 "{gqa_here_cost:+.2%}；MQA {mqa_here_cost:+.2%}（一个种子）",
             ),
             needs=Words(
-                "several trainings are looked at: a single one may say otherwise",
-                "看好几次训练：单独一次可能相反",
+                "a single training may say otherwise, as the one read here does",
+                "单独一次训练可能相反，此处读的这一次就是",
             ),
+            role="aside",
         ),
         Part(
             Words("MQA costs quality, whatever the seed", "不论种子，MQA 都会损失质量"),

@@ -241,8 +241,9 @@ REDUNDANCY = Experiment(
                 "按四个字符估算，只有实际 {prompt_tokens:,.0f} 个 token 的 {rule:.0%}",
             ),
             needs=Words(
-                "tokens are counted with the model's own tokenizer", "用模型自己的分词器计算 token 数"
+                "tokens must be counted with the model's own tokenizer", "token 数要用模型自己的分词器计算"
             ),
+            role="aside",
         ),
         Part(
             Words(

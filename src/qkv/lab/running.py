@@ -53,7 +53,7 @@ def run(
     --------
     >>> board = run("causality")
     >>> board["causality"].ruling.verdict.value
-    'HOLDS ONLY IF'
+    'HOLDS'
     """
     pace, experiments = chosen(*which)
     tools = Instruments() if instruments is None else instruments

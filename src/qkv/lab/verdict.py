@@ -5,14 +5,15 @@ verdict            when
 =================  =========================================================================
 HOLDS              every part that can be tried here holds
 HOLDS ONLY IF ...  some parts hold and some fail; what those that fail need is the condition
-FAILS              every part that can be tried here fails
+FAILS              every part that can be tried here fails, or the claim's heart does
 NOT TESTABLE HERE  no part can be, a control is off, or it hangs on times that are too unsteady
 =================  =========================================================================
 
-A part that was left undecided is named beside the verdict.
+Asides are not counted. A part that was left undecided is named beside the verdict; so is an aside that
+fails, as what to mind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -77,7 +78,8 @@ class Ruling:
     ----------
     verdict : Verdict
     conditions : tuple of Words
-        What it holds only if, or why it could not be tried; numbers are still to be filled in.
+        What it holds only if, why it could not be tried, or what is true of it even so; numbers are still to
+        be filled in.
     parts : tuple of PartRuling
     """
 
@@ -85,10 +87,19 @@ class Ruling:
     conditions: tuple[Words, ...]
     parts: tuple[PartRuling, ...]
 
+    @property
+    def minded(self) -> tuple[Words, ...]:
+        """What asides that fail say; numbers are still to be filled in."""
+        failing = (one.part for one in self.parts if one.verdict is Verdict.FAILS)
+        return tuple(part.needs or part.says for part in failing if part.role == "aside")
+
     def condition(self, language: Language, numbers: Mapping[str, Any]) -> str:
         """Return the conditions as one line."""
-        between = "；" if language == "zh" else "; "
-        return between.join(one.say(language, numbers) for one in self.conditions)
+        return joined(self.conditions, language, numbers)
+
+    def mind(self, language: Language, numbers: Mapping[str, Any]) -> str:
+        """Return what to mind as one line; empty where all asides hold."""
+        return joined(self.minded, language, numbers)
 
 
 def judge(experiment: Experiment[Any], result: Result) -> Ruling:
@@ -109,14 +120,18 @@ def judge(experiment: Experiment[Any], result: Result) -> Ruling:
     broken = _broken_controls(experiment, result.numbers)
     if broken:
         return Ruling(Verdict.NOT_TESTABLE, broken, parts)
-    decided = {one.verdict for one in parts} - {Verdict.NOT_TESTABLE}
-    spreads = [result.numbers[one.part.decides.metric] for one in parts if one.is_unsteady]
+    counted = tuple(one for one in parts if one.part.role != "aside")
+    decided = {one.verdict for one in counted} - {Verdict.NOT_TESTABLE}
+    spreads = [result.numbers[one.part.decides.metric] for one in counted if one.is_unsteady]
     if spreads and len(decided) < 2:
         return Ruling(Verdict.NOT_TESTABLE, (unsteady(max(spreads, key=lambda one: one.spread)),), parts)
     if not decided:
-        return Ruling(Verdict.NOT_TESTABLE, tuple(dict.fromkeys(_reasons(parts))), parts)
-    failing = tuple(one.part for one in parts if one.verdict is Verdict.FAILS)
-    conditions = (*_needs(failing, decided), *(undecided(one.part) for one in parts if one.reason))
+        return Ruling(Verdict.NOT_TESTABLE, tuple(dict.fromkeys(_reasons(counted))), parts)
+    failing = tuple(one.part for one in counted if one.verdict is Verdict.FAILS)
+    if any(part.role == "heart" for part in failing):
+        holding = tuple(even_so(one.part) for one in counted if one.verdict is Verdict.HOLDS)
+        return Ruling(Verdict.FAILS, holding, parts)
+    conditions = (*_needs(failing, decided), *(undecided(one.part) for one in counted if one.reason))
     verdict = decided.pop() if len(decided) == 1 else Verdict.HOLDS_ONLY_IF
     return Ruling(verdict, conditions, parts)
 
@@ -151,6 +166,16 @@ def unsteady(number: Number) -> Words:
 def undecided(part: Part) -> Words:
     """Name a part that was left open."""
     return Words(f"undecided here: {part.says.en}", f"此处未定：{part.says.zh}")
+
+
+def even_so(part: Part) -> Words:
+    """Name a part that holds of a claim that fails."""
+    return Words(f"true even so: {part.says.en}", f"仍然成立：{part.says.zh}")
+
+
+def joined(said: Iterable[Words], language: Language, numbers: Mapping[str, Any]) -> str:
+    """Return what is said as one line, with its numbers."""
+    return ("；" if language == "zh" else "; ").join(one.say(language, numbers) for one in said)
 
 
 def shown(template: str | Words, language: Language, numbers: Mapping[str, Number]) -> str:

@@ -36,6 +36,7 @@ COLOURS = {
 """Of pictures and pages."""
 
 ONLY_IF = Words("only if: ", "条件：")
+MIND = Words("mind: ", "注意：")
 
 HEADINGS = {
     "claim": Words("claim", "说法"),
@@ -46,7 +47,7 @@ HEADINGS = {
 
 
 def board_table(board: Board, language: Language = "en") -> Table:
-    """Return the board: claim and verdict, below them what was measured, and what it holds only if."""
+    """Return the board: claim and verdict, what was measured, the parts' marks, and what it holds only if."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
     table.add_column(HEADINGS["claim"].say(language), ratio=1, overflow="fold")
@@ -55,8 +56,9 @@ def board_table(board: Board, language: Language = "en") -> Table:
         claim, number = row.experiment.claim.say(language), row.number(language)
         article = f"{HEADINGS['article'].say(language)}: {row.experiment.article or NOT_KNOWN}"
         table.add_row(Text(row.experiment.id, "bold"), claim, verdict_text(row.ruling.verdict, language))
-        table.add_row("", Text(number, "bold"), Text(article, "dim"))
-        table.add_row("", Text(condition_line(row, language), "dim"), "", end_section=True)
+        table.add_row("", Text(number, "bold"), marks_text(row))
+        beside = "\n".join(line for line in (condition_line(row, language), mind_line(row, language)) if line)
+        table.add_row("", Text(beside, "dim"), Text(article, "dim"), end_section=True)
     return table
 
 
@@ -83,11 +85,26 @@ def verdict_text(verdict: Verdict, language: Language = "en") -> Text:
     return Text(f"{MARKS[verdict]} {verdict.say(language)}", STYLES[verdict])
 
 
+def marks_text(row: Row) -> Text:
+    """Return a mark for each part in order, asides apart: what a verdict of several parts is made of."""
+    counted, asides = Text(), Text()
+    for one in row.ruling.parts:
+        to = asides if one.part.role == "aside" else counted
+        to.append(MARKS[one.verdict], STYLES[one.verdict])
+    return counted + Text(" ") + asides if asides else counted
+
+
 def condition_line(row: Row, language: Language = "en") -> str:
     """Return the condition as a line of its own, away from the verdict; empty where there is none."""
     condition = row.condition(language)
     is_condition = condition and row.ruling.verdict is Verdict.HOLDS_ONLY_IF
     return f"{ONLY_IF.say(language)}{condition}" if is_condition else condition
+
+
+def mind_line(row: Row, language: Language = "en") -> str:
+    """Return what to mind as a line of its own; empty where there is nothing."""
+    mind = row.mind(language)
+    return f"{MIND.say(language)}{mind}" if mind else ""
 
 
 def counts_line(board: Board, language: Language = "en") -> Text:

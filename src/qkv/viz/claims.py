@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from qkv.lab import Board, Language, Row, Words
 from qkv.lab.verdict import shown
 from qkv.lab.words import NOT_KNOWN
-from qkv.viz.board import HEADINGS, MARKS, condition_line
+from qkv.viz.board import HEADINGS, MARKS, condition_line, marks_text, mind_line
 
 HEADING = Words("Claims about attention, measured", "关于注意力的说法：实测")
 MADE_BY = Words(
@@ -52,10 +52,16 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _board_cells(row: Row, language: Language) -> tuple[str, ...]:
     one, verdict = row.experiment, row.ruling.verdict
-    condition = condition_line(row, language)
-    judged = f"{MARKS[verdict]} **{verdict.say(language)}**" + (f"<br>{condition}" if condition else "")
+    judged = f"{MARKS[verdict]} **{verdict.say(language)}**"
+    lines = (judged, marks_text(row).plain, condition_line(row, language), mind_line(row, language))
     link = f"[{one.id}](#{one.name})"
-    return link, one.claim.say(language), row.number(language), one.article or NOT_KNOWN, judged
+    return (
+        link,
+        one.claim.say(language),
+        row.number(language),
+        one.article or NOT_KNOWN,
+        "<br>".join(filter(None, lines)),
+    )
 
 
 def _claim(row: Row, language: Language) -> list[str]:

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from qkv.lab import Board, Language, Number, Row, Verdict, Words
 from qkv.lab.verdict import PartRuling, shown
-from qkv.viz.board import COLOURS, MARKS, condition_line
+from qkv.viz.board import COLOURS, MARKS, condition_line, mind_line
 from qkv.viz.pictures import has_picture, svg
 
 TEMPLATE = "report.html.j2"
@@ -20,9 +20,11 @@ PHRASES = {
     "introduction": Words(
         "People say these things about attention. Each was tried on the machine named below: a number "
         "decides, its threshold was set before, and a control stands beside it. After HOLDS ONLY IF comes "
-        "the condition; what this machine cannot decide is said to be so.",
+        "the condition; what this machine cannot decide is said to be so. A mark stands for each part of a "
+        "claim; those set apart are asides, which do not count.",
         "这些是人们关于注意力机制的说法。每一条都在下述机器上试过：由一个数字判定，阈值事先定好，旁边有对照。"
-        "“仅在以下条件下成立”后面写着条件；本机无法判定的，也照实说明。",
+        "“仅在以下条件下成立”后面写着条件；本机无法判定的，也照实说明。"
+        "每个记号代表说法的一个部分；隔开的是附注，不计入结论。",
     ),
     "board": Words("Verdict board", "结论一览"),
     "back": Words("back to the board", "回到一览"),
@@ -62,6 +64,11 @@ class Page:
         return condition_line(self.row, self.language)
 
     @property
+    def mind(self) -> str:
+        """What stands beside the claim and does not hold."""
+        return mind_line(self.row, self.language)
+
+    @property
     def number(self) -> str:
         """The numbers of the board's line."""
         return self.row.number(self.language)
@@ -81,6 +88,7 @@ class Page:
         return {
             "mark": MARKS[one.verdict],
             "colour": COLOURS[one.verdict],
+            "role": one.part.role,
             "verdict": one.verdict.say(self.language),
             "says": one.part.says.say(self.language, numbers),
             "shows": shown(one.part.shows, self.language, numbers),

@@ -75,6 +75,16 @@ def test_an_eviction_says_what_it_dropped_when_and_by_what():
     assert explanation.heads[0, 0, 0].dropped.tolist() == list(range(4, 20))
 
 
+def test_a_first_step_that_was_broken_off_has_dropped_nothing():
+    rng = np.random.default_rng(0)
+    broken_off = new("streaming=7,page=4")
+    broken_off.append(0, *rng.normal(size=(2, 1, G, 20, D)).astype(np.float32))
+    broken_off.attend(0, rng.normal(size=(1, H, 20, D)).astype(np.float32))  # and never its second layer
+    assert len(broken_off.drops[0]) == 1
+    again, never = (step(cache, 20) for cache in (broken_off, new("streaming=7,page=4")))
+    assert len(again.drops[0]) == L and str(again.explain()) == str(never.explain())
+
+
 def test_each_head_holds_its_own():
     """The two shortest keys of each head stay."""
     norms = np.array([[5, 1, 4, 3, 2, 6], [1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1]], np.float32)

@@ -260,8 +260,7 @@ class PagedCache:
             check_trim(one, end, self.keeping.effective_windows, self.policy)
         for one, end in longer:
             trim_sequence(one, end)
-        for drops, one in zip(self.drops, self.sequences, strict=True):
-            drops[:] = [dropped for dropped in drops if dropped.at <= one.length]
+        self._forget_later_drops()
 
     def fork(self) -> "PagedCache":
         """Return a cache of the same tokens that shares every page until one of the two writes to it."""
@@ -512,8 +511,16 @@ class PagedCache:
         if layer == 0:
             for one in self.sequences:
                 check_unfinished(one, self.policy)
+        is_broken_off = layer == 0 and any(one.unfinished for one in self.sequences)
         for one in self.sequences:
             forget_unfinished(one, layers)
+        if is_broken_off:
+            self._forget_later_drops()
+
+    def _forget_later_drops(self) -> None:
+        """Forget what was dropped by tokens that are forgotten."""
+        for drops, one in zip(self.drops, self.sequences, strict=True):
+            drops[:] = [dropped for dropped in drops if dropped.at <= one.length]
 
     @property
     def _takes_at_once(self) -> bool:

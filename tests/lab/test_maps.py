@@ -11,11 +11,11 @@ from lookup_model import LookupModel
 from qkv.errors import OptionError, PromptError
 from qkv.lab import maps as maps_module
 from qkv.lab.head_labels import LEAST_TOKENS
-from qkv.lab.maps import PassingStep, block_starts, pool, read_heads, read_maps
+from qkv.lab.maps import block_starts, pool, read_heads, read_maps
 from qkv.lab.patterns import even_attention, patterns, scores
 from qkv.lab.random_models import random_llama
 from qkv.models import load
-from qkv.models.watching import watch
+from qkv.models.watching import PassingStep, watch
 from qkv.ops import attend
 from tiny_models import FAMILIES, write_model
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tiny_deepseek
-from qkv.errors import OptionError, PromptError, ShapeError
+from qkv.errors import PromptError, ShapeError
 from qkv.models import Model, load
-from qkv.models.watching import WatchedStep, watch
+from qkv.models.watching import watch
 from tiny_models import FAMILIES, write_model
 
 IDS = np.array([5, 3, 8, 1, 8, 2, 7, 11, 4])
@@ -71,18 +71,17 @@ def test_a_head_left_out_changes_what_is_said_and_later_layers_but_not_earlier_o
     assert np.abs(whole.logits - without.logits).max() > 1e-3
 
 
-def test_a_token_looked_at_alone_gives_its_value(tmp_path: Path):
-    """All weight on the first token: every later token gets what the first one has."""
-    model = model_of("gpt2", tmp_path)
+def test_a_token_looked_at_alone_is_all_that_is_known_of_the_others(tmp_path: Path):
+    """All weight on the first token: what stands between it and the last changes nothing of what is said."""
+    model = model_of("llama", tmp_path)
+    ids, other = np.array([3, 5, 7, 4]), np.array([3, 6, 8, 4])
 
     def first_token(layer: int, weights: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(np.eye(len(IDS))[0], weights.shape).astype(weights.dtype)
+        return np.broadcast_to(np.eye(len(ids))[0], weights.shape).astype(weights.dtype)
 
-    step = WatchedStep(model.cache_shape, first_token)
-    k = v = np.random.default_rng(0).normal(size=(1, *watch(model, IDS).v.shape[1:])).astype(np.float32)
-    step.append(0, k, v)
-    mixed = step.attend(0, k)
-    np.testing.assert_array_equal(mixed, np.broadcast_to(v[:, :, :1], v.shape))
+    alone, beside = watch(model, ids, first_token), watch(model, other, first_token)
+    np.testing.assert_array_equal(alone.logits[-1], beside.logits[-1])
+    assert np.abs(watch(model, ids).logits[-1] - watch(model, other).logits[-1]).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -98,11 +97,3 @@ def test_what_cannot_be_watched_is_refused(ids: np.ndarray, error: type, message
 def test_a_change_of_another_shape_is_refused(tmp_path: Path):
     with pytest.raises(ShapeError, match="must return weights of shape"):
         watch(model_of("llama", tmp_path), IDS, lambda layer, weights: weights[:, :1])
-
-
-def test_a_second_step_is_refused(tmp_path: Path):
-    model = model_of("llama", tmp_path)
-    step = WatchedStep(model.cache_shape)
-    model.hidden(IDS, step)
-    with pytest.raises(OptionError, match="one step"):
-        model.hidden(IDS, step)

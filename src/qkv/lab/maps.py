@@ -7,14 +7,12 @@ are added, over its queries their mean is taken, so that each row still sums to 
 Copying needs something to copy, so induction and duplicates are read off the text said twice.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache.contiguous import CacheShape, check_rows
 from qkv.cache.protocol import LayerRules
 from qkv.errors import OptionError, PromptError
 from qkv.lab.head_labels import LEAST_TOKENS, TOO_SHORT, Label, label
@@ -29,8 +27,8 @@ from qkv.lab.patterns import (
     patterns,
 )
 from qkv.models import Model
+from qkv.models.watching import PassingStep
 from qkv.ops import attend
-from qkv.shapes import Keys, Queries, Values
 
 Floats = NDArray[np.floating]
 
@@ -42,46 +40,6 @@ MOST_BLOCKS = 64
 """Rows and columns of a kept map; a text of up to so many tokens is kept whole."""
 MOST_LAYER_BYTES = 2 << 30
 """The most that the weights of one layer may take while they are looked at."""
-
-Look = Callable[[int, Floats, Floats, Floats, LayerRules], Floats]
-"""Takes a layer with its q (1, H, T, D), k and v (1, G, T, D) and rules, and returns what it attends to."""
-
-
-class PassingStep:
-    """A cache for the only step of one text, which shows each layer's queries, keys and values and lets go.
-
-    Parameters
-    ----------
-    shape : CacheShape
-    look : callable
-        Attends, and keeps what it wants to.
-    """
-
-    def __init__(self, shape: CacheShape, look: Look) -> None:
-        self.shape, self.look = shape, look
-        self._keys_and_values: tuple[Floats, Floats] | None = None
-
-    @property
-    def batch_size(self) -> int:
-        """One."""
-        return 1
-
-    def positions(self, num_tokens: int) -> NDArray[np.int64]:
-        """Return 0 to T - 1: there is nothing before."""
-        return np.arange(num_tokens)[None]
-
-    def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
-        """Take a layer's keys and values, (1, G, T, D) each, in place of the last layer's."""
-        check_rows(self.shape, self.batch_size, k, v)
-        assert lengths is None, "one text has no padding"
-        self._keys_and_values = k, k[..., : self.shape.value_size] if v is None else v
-
-    def attend(
-        self, layer: int, q: Queries, lengths: Sequence[int] | None = None, **rules: Unpack[LayerRules]
-    ) -> Floats:
-        """Let the layer be looked at while it attends."""
-        assert self._keys_and_values is not None, "a layer's keys come before its queries"
-        return self.look(layer, q, *self._keys_and_values, rules)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,14 +6,14 @@ family, and can change it: no model file knows.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape, check_rows
 from qkv.cache.protocol import LayerRules
-from qkv.errors import OptionError, PromptError, ShapeError
+from qkv.errors import PromptError, ShapeError
 from qkv.models.model import Model
 from qkv.ops import attend
 from qkv.ops.dense import grouped_product
@@ -22,6 +22,8 @@ from qkv.shapes import Keys, Queries, TokenIds, Values
 Floats = NDArray[np.floating]
 Change = Callable[[int, Floats], Floats]
 """Takes a layer and its weights (B, H, T, T), and returns those to attend with in their place."""
+Look = Callable[[int, Floats, Floats, Floats, LayerRules], Floats]
+"""Takes a layer with its q (1, H, T, D), k and v (1, G, T, D) and rules, and returns what it attends to."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,31 +93,31 @@ def watch(model: Model, ids: TokenIds, change: Change | None = None) -> Watched:
         raise ShapeError(f"expected the ids of one text, (T,), not {ids.shape}; watch one after the other")
     if not ids.size:
         raise PromptError("there is no token to watch; give at least one id")
-    cache = WatchedStep(model.cache_shape, change)
-    logits = model.unembed(model.hidden(ids, cache))
-    q, k, v, weights = (np.stack(arrays) for arrays in zip(*cache.seen, strict=True))
+    seen: list[tuple[Floats, Floats, Floats, Floats]] = []
+
+    def look(layer: int, q: Floats, k: Floats, v: Floats, rules: LayerRules) -> Floats:
+        output, weights = attend(q, k, v, causal=True, return_weights=True, **rules)
+        seen.append((q[0], k[0], v[0], weights[0]))
+        return output if change is None else grouped_product(_changed(change, layer, weights), v)
+
+    logits = model.unembed(model.hidden(ids, PassingStep(model.cache_shape, look)))
+    q, k, v, weights = (np.stack(arrays) for arrays in zip(*seen, strict=True))
     return Watched(np.asarray(logits), weights, q, k, v)
 
 
-class WatchedStep:
-    """A cache for the only step of one text, which keeps each layer's queries, keys, values and weights.
+class PassingStep:
+    """A cache for the only step of one text, which shows each layer's queries, keys and values and lets go.
 
     Parameters
     ----------
     shape : CacheShape
-    change : callable, optional
-        See `watch`.
-
-    Attributes
-    ----------
-    seen : list of (q, k, v, weights)
-        Of each layer that has attended, without the batch axis.
+    look : callable
+        Attends, and keeps what it wants to.
     """
 
-    def __init__(self, shape: CacheShape, change: Change | None = None) -> None:
-        self.shape, self.change = shape, change
-        self.seen: list[tuple[Floats, Floats, Floats, Floats]] = []
-        self._keys_and_values: tuple[Any, Any] | None = None
+    def __init__(self, shape: CacheShape, look: Look) -> None:
+        self.shape, self.look = shape, look
+        self._keys_and_values: tuple[Floats, Floats] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -127,23 +129,21 @@ class WatchedStep:
         return np.arange(num_tokens)[None]
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
-        """Take a layer's keys and values, (1, G, T, D) each."""
+        """Take a layer's keys and values, (1, G, T, D) each, in place of the last layer's."""
         check_rows(self.shape, self.batch_size, k, v)
-        if lengths is not None or layer != len(self.seen):
-            raise OptionError("expected the one step of one text without padding, each layer in its turn")
+        assert lengths is None, "one text has no padding"
         self._keys_and_values = k, k[..., : self.shape.value_size] if v is None else v
 
     def attend(
         self, layer: int, q: Queries, lengths: Sequence[int] | None = None, **rules: Unpack[LayerRules]
     ) -> Floats:
-        """Attend as the model asks for, or with changed weights, and keep what happened."""
+        """Let the layer be looked at while it attends."""
         assert self._keys_and_values is not None, "a layer's keys come before its queries"
-        k, v = self._keys_and_values
-        output, weights = attend(q, k, v, causal=True, return_weights=True, **rules)
-        self.seen.append((q[0], k[0], v[0], weights[0]))
-        if self.change is None:
-            return output
-        changed = self.change(layer, weights.copy())
-        if changed.shape != weights.shape:
-            raise ShapeError(f"a change must return weights of shape {weights.shape}, not {changed.shape}")
-        return grouped_product(changed, v)
+        return self.look(layer, q, *self._keys_and_values, rules)
+
+
+def _changed(change: Change, layer: int, weights: Floats) -> Floats:
+    changed = change(layer, weights.copy())
+    if changed.shape != weights.shape:
+        raise ShapeError(f"a change must return weights of shape {weights.shape}, not {changed.shape}")
+    return changed

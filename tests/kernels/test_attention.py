@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 import reference
 from attention_paths import bits, normal
+from qkv.kernels import attention
 from qkv.kernels.attention import ROWS, attend
 from qkv.kernels.attention_words import BLOCK_KEYS, STRETCH_KEYS
-from qkv.kernels.host import HOST_TILE, Tile
+from qkv.kernels.host import HOST_TILE, Tile, set_num_threads
 
 TILES = [ROWS, HOST_TILE, Tile(8, 2, 16), Tile(6, 2, 8), Tile(4, 3, 4), Tile(1, 1, 4)]
 
@@ -93,3 +94,16 @@ def test_scores_too_low_for_float32_count_for_nothing():
     q = np.full((1, 1, 1, 1), -1000.0, np.float32)
     k = np.array([0.0, 1.0], np.float32).reshape(1, 1, 2, 1)
     assert attend(q, k, k, scale=1.0)[0].item() == 0.0
+
+
+def test_a_call_that_is_found_again_runs_on_as_many_threads_as_there_are_by_then(monkeypatch):
+    q, k, v = inputs(1, 4, 2, 97, 101, 64, 64)
+    started = []
+    monkeypatch.setattr(attention, "launch", lambda worker, call, count: started.append(count))
+    try:
+        for threads in (1, 2, 1):
+            set_num_threads(threads)
+            attend(q, k, v, scale=0.3)
+    finally:
+        set_num_threads(None)
+    assert started == [1, 2, 1]

@@ -91,7 +91,7 @@ def attend(
     sizes = Sizes(B, H, G, T, S, D, value_size)
     if q_lengths is None and kv_lengths is None and isinstance(offsets, int) and _is_plain(**rules):
         prepare_once: Any = _prepare_plain
-        prepared = prepare_once(sizes, offsets, left, **rules)
+        prepared = prepare_once(sizes, offsets, left, **_with_workers(sizes, rules))
     else:
         rows = rows_of(
             (B, G),
@@ -185,7 +185,7 @@ def prepare(
         See `Rules`.
     """
     B, H, G, T, S, D, value_size = sizes
-    num_workers = num_workers or workers_for(B * H * T * S * (D + value_size))
+    num_workers = num_workers or workers_for(count_products(sizes))
     layout, (attend_stretch, attend_units, join_stretches) = workers_of(tile or tile_for(H // G * T))
     num_stretches, num_panels = max(1, -(-S // STRETCH_KEYS)), -(-(H // G * T) // layout.lanes)
     if splits_keys is None:
@@ -255,7 +255,7 @@ def prepare_again(sizes: Sizes, rows: Words, **rules: Unpack[Rules]) -> Prepared
     if not _is_plain(**rules):
         return prepare(sizes, rows, **rules)
     find: Any = _prepare_kind
-    kind: Prepared = find(sizes, **rules)
+    kind: Prepared = find(sizes, **_with_workers(sizes, rules))
     call = kind.call.copy()
     call[words.ROWS] = address(rows)
     return kind._replace(call=call, kept=(*kind.kept, rows))
@@ -265,6 +265,16 @@ def prepare_again(sizes: Sizes, rows: Words, **rules: Unpack[Rules]) -> Prepared
 def _prepare_kind(sizes: Sizes, **rules: Unpack[Rules]) -> Prepared:
     """Prepare a call without its rows."""
     return prepare(sizes, np.zeros(0, np.int64), **rules)
+
+
+def _with_workers(sizes: Sizes, rules: Rules) -> Rules:
+    """Return rules that say how many threads there are now: a call is found again for that many only."""
+    return {**rules, "num_workers": rules.get("num_workers") or workers_for(count_products(sizes))}
+
+
+def count_products(sizes: Sizes) -> int:
+    """Return how many multiplications a call takes at most."""
+    return sizes.B * sizes.H * sizes.T * sizes.S * (sizes.D + sizes.value_size)
 
 
 def workers_for(num_products: int) -> int:

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import tiny_models
 from qkv.cache import PagedCache, PagePool
 from qkv.errors import OptionError
 from qkv.models import load, new_cache
+from qkv.ops.projection import is_packed
 
 TINY = {
     **dict.fromkeys(tiny_models.FAMILIES, tiny_models),
@@ -61,13 +64,28 @@ def test_a_fingerprint_is_that_of_the_folder(tmp_path: Path, kind: str):
     assert load(write(tmp_path / "config", kind, **{norm_eps: 1e-4})).fingerprint != first
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_a_fingerprint_sees_every_map_of_attention(tmp_path: Path, name: str):
-    config = tiny_models.config_of("llama")
-    tensors = tiny_models.random_tensors(config)
-    first = load(tiny_models.write_folder(tmp_path / "first", config, tensors)).fingerprint
-    tensors[f"model.layers.2.self_attn.{name}_proj.weight"] *= np.float32(1.5)
-    assert load(tiny_models.write_folder(tmp_path / "changed", config, tensors)).fingerprint != first
+WHOLE = {"embedding", "position_embedding", "final_norm", "head"}
+
+
+@every_kind
+def test_a_fingerprint_sees_every_weight(tmp_path: Path, kind: str):
+    """What a layer keeps of a token depends on all that comes before it, MLP and norms included."""
+    model = load(TINY[kind].write_model(tmp_path, kind))
+    first, last = model.fingerprint, model.layers[-1]
+    for name in (one.name for one in fields(last) if getattr(last, one.name) is not None):
+        layer = replace(last, **{name: grown(getattr(last, name))})
+        assert replace(model, layers=(*model.layers[:-1], layer)).fingerprint != first, name
+    for name in WHOLE & {one.name for one in fields(model)}:
+        assert replace(model, **{name: grown(getattr(model, name))}).fingerprint != first, name
+
+
+def grown(weights: Any) -> Any:
+    """The same, half as large again: an array, a packed weight or several."""
+    if isinstance(weights, tuple):
+        return tuple(map(grown, weights))
+    if is_dataclass(weights) and not is_packed(weights):
+        return replace(weights, **{one.name: grown(getattr(weights, one.name)) for one in fields(weights)})
+    return weights.rows(np.arange(weights.shape[0])) * 1.5 if is_packed(weights) else weights * 1.5
 
 
 def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path):

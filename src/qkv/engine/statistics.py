@@ -1,10 +1,9 @@
 """What an engine did and how fast: for each step, for each text, and in all."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from qkv.models.weights import weights_of
 
 LOOKED_UP = frozenset({"embedding", "position_embedding"})
 """Tables of which a step reads only the rows of its tokens."""
@@ -175,21 +174,10 @@ def weight_nbytes(model: Any) -> int:
     Examples
     --------
     >>> from dataclasses import make_dataclass
+    >>> import numpy as np
     >>> Model = make_dataclass("Model", ["embedding", "layers", "head"])
     >>> table = np.zeros((7, 2), np.float32)
     >>> weight_nbytes(Model(table, (np.zeros(3, np.float32), table), head=table))
     68
     """
-    return sum({id(array): array.nbytes for array in _arrays(model)}.values())
-
-
-def _arrays(value: Any) -> Iterator[np.ndarray]:
-    if isinstance(value, np.ndarray):
-        yield value
-    elif isinstance(value, tuple):
-        for part in value:
-            yield from _arrays(part)
-    elif is_dataclass(value):
-        for field in fields(value):
-            if field.name not in LOOKED_UP:
-                yield from _arrays(getattr(value, field.name))
+    return sum({id(array): array.nbytes for array in weights_of(model, LOOKED_UP)}.values())

@@ -273,8 +273,7 @@ class DeepSeek:
     @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        attention = (layer.w_in for layer in self.layers)
-        return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
+        return fingerprint_of(self)
 
     def _hidden(self, step: Step) -> Hidden:
         x = embed(step.ids, self.embedding)  # B T E

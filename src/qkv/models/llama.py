@@ -219,8 +219,7 @@ class Llama:
     @property
     def fingerprint(self) -> str:
         """Tells this model's saved caches from another's."""
-        attention = (layer.w_qkv for layer in self.layers)
-        return fingerprint_of(self.config, self.embedding, self.final_norm, *attention)
+        return fingerprint_of(self)
 
     def _hidden(self, step: Step) -> Hidden:
         turns = self._turns(step)

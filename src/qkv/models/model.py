@@ -3,13 +3,14 @@
 import hashlib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache import Cache, PagedCache, PagePool, Policy, Rotation, StepCache
 from qkv.cache.contiguous import CacheShape
+from qkv.models.weights import weights_of
 from qkv.ops.projection import is_packed
 from qkv.shapes import Array, Hidden, Logits, TokenIds, Visible
 from qkv.tokens import Tokenizer
@@ -141,13 +142,14 @@ def load_cache(model: Model, path: str | Path, *, pool: PagePool | None = None) 
     )
 
 
-def fingerprint_of(config: object, *weights: Array) -> str:
+def fingerprint_of(model: Any) -> str:
     """Return a short text that differs for models of another config or with other weights.
 
-    It is the same in every process. Looks at some rows of each weight given.
+    It is the same in every process. Looks at some rows of every weight: what a layer keeps of a token
+    depends on all of them that come before.
     """
-    digest = hashlib.sha256(_described(config).encode())
-    for weight in weights:
+    digest = hashlib.sha256(_described(model.config).encode())
+    for weight in weights_of(model):
         digest.update(_some_rows(weight).tobytes())
     return digest.hexdigest()[:32]
 

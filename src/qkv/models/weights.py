@@ -14,7 +14,7 @@ learned positions are few and stay float32, and so do all results: a weight is w
 float32 and bfloat16 weights of the same values give the same bits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -67,17 +67,24 @@ def weight_nbytes(model: object) -> int:
     int
         A table that is also the output head counts once.
     """
-    return sum({id(weight): weight.nbytes for weight in _weights(model)}.values())
+    return sum({id(weight): weight.nbytes for weight in weights_of(model)}.values())
 
 
-def _weights(part: Any) -> Iterator[Any]:
-    """Yield every array and packed weight in a model, a layer, or a tuple of them."""
+def weights_of(part: Any, leaving_out: Collection[str] = ()) -> Iterator[Any]:
+    """Yield every array and packed weight in a model, a layer, or a tuple of them.
+
+    Parameters
+    ----------
+    part : Model, layer or tuple
+    leaving_out : names of fields
+        Not looked into.
+    """
     if hasattr(part, "nbytes"):
         yield part
     elif isinstance(part, tuple):
         for one in part:
-            yield from _weights(one)
+            yield from weights_of(one, leaving_out)
     elif is_dataclass(part):
         for field in fields(part):
-            if field.name not in NO_WEIGHTS:
-                yield from _weights(getattr(part, field.name))
+            if field.name not in NO_WEIGHTS and field.name not in leaving_out:
+                yield from weights_of(getattr(part, field.name), leaving_out)

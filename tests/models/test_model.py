@@ -94,3 +94,14 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path):
     environment = {**os.environ, "QKV_DISABLE_COMPILED": "1"}
     other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert other.stdout.strip() == load(folder).fingerprint, other.stderr
+
+
+@every_kind
+def test_a_row_without_a_token_has_no_logits_and_the_others_have_theirs(tmp_path: Path, kind: str):
+    model = load(TINY[kind].write_model(tmp_path, kind))
+    for T in (1, 3):
+        ids = np.arange(2, 2 + 2 * T).reshape(2, T)
+        both, alone = new_cache(model, batch_size=2), new_cache(model)
+        logits = model.next_logits(ids, both, np.array([[True] * T, [False] * T]))
+        assert not logits[1].any() and both.lengths == (T, 0)
+        np.testing.assert_allclose(logits[0], model.next_logits(ids[0], alone), rtol=1e-5, atol=1e-6)

@@ -123,12 +123,16 @@ def loss_numbers(name: str, losses: Sequence[Loss]) -> dict[str, Number]:
     }
 
 
+HARDLY_ANY = 1e-9
+"""Stands for nothing where something is divided by it, as numbers of a result are finite."""
+
+
 def as_much(one: float, other: float) -> float:
-    """Return one loss as a share of another; where there is no other, as much as it.
+    """Return one loss as a share of another: 1 where there is neither, and far more where there is only one.
 
     Examples
     --------
-    >>> as_much(0.25, 0.5), as_much(0.0, 0.0)
-    (0.5, 1.0)
+    >>> as_much(0.25, 0.5), as_much(0.0, 0.0), as_much(0.25, 0.0) > 1e6
+    (0.5, 1.0, True)
     """
-    return one / other if other else 1.0
+    return 1.0 if one == other else one / max(other, HARDLY_ANY)

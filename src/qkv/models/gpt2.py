@@ -125,7 +125,7 @@ class GPT2:
         return step.unpack(unembed(self._hidden(step), self.head))
 
     def next_logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
-        """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
+        """Return only the logits after each row's last token, 0 where it has none: ``(V,)`` or ``(B, V)``."""
         step = Step.of(ids, cache, mask)
         logits = unembed(step.last(self._hidden(step)), self.head)[:, 0]
         return logits[0] if np.ndim(ids) == 1 else logits

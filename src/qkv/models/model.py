@@ -59,7 +59,7 @@ class Model(Protocol):
         ...
 
     def next_logits(self, ids: TokenIds, cache: Cache | None = None, mask: Visible | None = None) -> Logits:
-        """Return only the logits after each row's last token: ``(V,)`` or ``(B, V)``."""
+        """Return only the logits after each row's last token, 0 where it has none: ``(V,)`` or ``(B, V)``."""
         ...
 
     def hidden(self, ids: TokenIds, cache: StepCache | None = None) -> Hidden:

@@ -88,11 +88,11 @@ class Step:
         return x[0] if self._single else x
 
     def last(self, x: Array) -> Array:
-        """Return each row's last real token's vector: ``(B, T, E)`` to ``(B, 1, E)``."""
+        """Return each row's last real token's vector: ``(B, T, E)`` to ``(B, 1, E)``; 0 where it has none."""
         if self.lengths is None:
             return x[:, -1:]
-        rows = np.asarray(self.lengths)[:, None, None] - 1
-        return np.take_along_axis(x, rows, axis=1)
+        lengths = np.asarray(self.lengths)[:, None, None]
+        return np.where(lengths > 0, np.take_along_axis(x, np.maximum(lengths, 1) - 1, axis=1), 0)
 
 
 def _check_ids(ids: NDArray, cache: StepCache | None, mask: Visible | None) -> None:

@@ -60,11 +60,6 @@ class Curve:
         """Steps taken."""
         return len(self.losses)
 
-    @property
-    def last_evaluation(self) -> Evaluation | None:
-        """The latest, if there was one."""
-        return self.evaluations[-1] if self.evaluations else None
-
     def arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return all of it as arrays, as a checkpoint keeps it."""
         rows = [

@@ -1,12 +1,14 @@
 """Read what a request asks for, and refuse what has no meaning before anything of it is queued."""
 
 from collections.abc import Sequence
-from operator import index
 
+from qkv.arguments import as_whole, shown, whole_number
 from qkv.engine.generation import require_tokenizer
+from qkv.engine.prompt_ids import whole_ids
 from qkv.engine.requests import Request
 from qkv.errors import OptionError, PromptError
 from qkv.models import Model
+from qkv.ops.sampling import Sampling
 from qkv.tokens import StopMatcher
 
 
@@ -20,10 +22,7 @@ def read_prompt(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     """
     if isinstance(prompt, str):
         return tuple(require_tokenizer(model).encode(prompt))
-    try:
-        ids = tuple(index(token_id) for token_id in prompt)
-    except TypeError as error:
-        raise PromptError(f"a prompt is text or a sequence of token ids, not {prompt!r}") from error
+    ids = tuple(whole_ids(prompt))
     unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
     if unknown:
         raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
@@ -48,12 +47,12 @@ def read_stop(model: Model, stop: Sequence[str]) -> tuple[str, ...]:
 
 def check_request(request: Request, V: int, max_batch: int) -> None:
     """Raise `OptionError` if a number of a request has no meaning, or is more than the engine runs."""
+    if not isinstance(request.sampling, Sampling):
+        raise OptionError(f"sampling takes a qkv.Sampling, not {shown(request.sampling)}")
     request.sampling.check_ids(V)
-    if request.max_tokens < 1:
-        raise OptionError(f"max_tokens must be at least 1, not {request.max_tokens}")
-    if not 1 <= request.n <= max_batch:
+    if as_whole(request.n) is None or not 1 <= request.n <= max_batch:
         raise OptionError(
-            f"n must be from 1 to {max_batch}, which is how many texts run at once, not {request.n}"
+            f"n must be from 1 to {max_batch}, which is how many texts run at once, not {shown(request.n)}"
         )
-    if request.prompt_logprobs is not None and request.prompt_logprobs < 0:
-        raise OptionError(f"prompt_logprobs must be 0 or more, or None, not {request.prompt_logprobs}")
+    if request.prompt_logprobs is not None:
+        whole_number("prompt_logprobs", request.prompt_logprobs)

@@ -103,6 +103,8 @@ def plan(
     155
     """
     layout = engine_named(engine)
+    if not isinstance(cache, str):
+        raise PlanError(f"cache is text such as 'int8', or '' for 16 bits, not this {type(cache).__name__}")
     sized = _weighed(find_model(model), layout, weights)
     request = Request(
         users=_count("users", users),

@@ -143,7 +143,8 @@ def test_lengths_of_another_type_are_refused(name: str, lengths: Any) -> None:
 
 
 def test_lengths_may_be_numbers_of_any_library() -> None:
-    for lengths in (np.array([5, 3]), [np.int32(5), 3], (5, 3)):
+    given: list[Any] = [np.array([5, 3]), [np.int32(5), 3], (5, 3)]
+    for lengths in given:
         assert np.array_equal(attend(Q, K, V, kv_lengths=lengths), attend(Q, K, V, kv_lengths=[5, 3]))
 
 

@@ -128,10 +128,10 @@ def ages_of(ids: Ids, targets: Ids) -> NDArray[np.float64]:
     >>> ages_of(np.array([[5, 6, 8, 5]]), np.array([[IGNORED, IGNORED, IGNORED, 6]])).tolist()
     [[inf, inf, inf, 3.0]]
     """
-    T = ids.shape[1]
-    followed = (ids[:, None, :-1] == ids[:, :, None]) & (ids[:, None, 1:] == targets[:, :, None])  # B T T-1
-    places = np.where(followed & np.tri(T, T - 1, -1, dtype=bool), np.arange(T - 1), -np.inf)
-    return np.arange(T) - places.max(axis=-1)
+    back = np.subtract.outer(np.arange(ids.shape[1]), np.arange(ids.shape[1] - 1.0))  # T T-1
+    followed = (ids[:, None, :-1] == ids[:, :, None]) & (ids[:, None, 1:] == targets[:, :, None])
+    followed &= back > 0
+    return np.min(np.broadcast_to(back, followed.shape), axis=-1, initial=np.inf, where=followed)
 
 
 def _pieces(generator: np.random.Generator, T: int, num_keys: int) -> Rows:

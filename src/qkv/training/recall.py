@@ -156,7 +156,7 @@ def _pieces(generator: np.random.Generator, T: int, num_keys: int) -> Rows:
 def _pairs(generator: np.random.Generator, T: int, N: int, num_keys: int) -> Rows:
     pairs = _draw_pairs(generator, 1, N, num_keys)[0]  # N 2
     count = min(N, (T - 1 - 2 * N) // 3)
-    asked = pairs[np.argsort(generator.exponential(size=N))[:count]]
+    asked = pairs[np.argsort(generator.exponential(size=N))[:count]]  # any, in any order
     questions = np.insert(asked, 0, ASK, axis=1)  # count 3
     told = np.concatenate([[BOS], pairs.ravel(), questions.ravel()])
     ids = np.full(T, BOS)

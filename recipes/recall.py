@@ -50,7 +50,7 @@ SETTINGS = Settings(
 DEVIATION = 0.05
 """Of the first weights: with 0.02 the heads that look back take far longer to form."""
 
-ASKED = {
+ASKED: dict[Demand, str] = {
     uniform: "every pair as often",
     recent: f"what the row told within {RECENT} tokens, and half as often for every two tokens beyond; "
     "so also in the pieces",

@@ -270,7 +270,7 @@ POSITIONS = Experiment(
                 "{N:.0f} 对：开头八分之一找回 {even_start:.0%}，中间 {even_middle:.0%}，"
                 "末尾 {even_end:.0%}；未训练 {untrained_right:.0%}",
             ),
-            needs=Words("it is said of attention, not of what is found", "说的是注意力，而不是能否找回"),
+            role="heart",
         ),
         Part(
             Words(

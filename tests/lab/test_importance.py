@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def small():
     return random_llama(np.random.default_rng(2), E=24, L=2, H=4, G=2, context_length=TINY.T)
 
 
-def tried(seed=0, text_model=small, recall_model=LookupModel, **broken):
+def tried(seed=0, text_model=small, recall_model: Any = LookupModel, **broken):
     tools = Instruments(seed, text_model=text_model, recall_model=recall_model)
     measured = measure(TINY, tools, **broken)
     return measured, Row.of(IMPORTANCE, as_result(IMPORTANCE, TINY, measured)).ruling

@@ -1,6 +1,7 @@
 """Which token of a pair comes first, with models that look up exactly and attention that is put elsewhere."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from qkv.training.recall import VOCAB_SIZE, draw_questions
 N = 5
 
 
-def pointing(recall_model=LookupModel, importance_of=occlusion, watch=watch, seed=0):
+def pointing(recall_model: Any = LookupModel, importance_of=occlusion, watch=watch, seed=0):
     return pointing_numbers(Instruments(seed, recall_model=recall_model), N, 2, 2, importance_of, watch)
 
 

@@ -12,7 +12,15 @@ from lookup_model import LookupModel
 from qkv.lab import Instruments, NotTestable, Verdict, Words
 from qkv.lab.attribution import attention_scores, gradient_scores, learnable
 from qkv.lab.board import Row
-from qkv.lab.importance import IMPORTANCE, Importance, dealt_anew, measure, text_numbers, total_variation
+from qkv.lab.importance import (
+    IMPORTANCE,
+    Importance,
+    comparisons,
+    dealt_anew,
+    measure,
+    text_numbers,
+    total_variation,
+)
 from qkv.lab.random_models import random_llama
 from qkv.models.watching import watch
 
@@ -131,6 +139,14 @@ def test_gradients_are_held_against_the_best_reading_of_attention():
     assert numbers["gradient_beyond_attention"].value == pytest.approx(0.2)
     assert numbers["last_first"] == pytest.approx(2 / 3)
     assert numbers["random_size"] == 0.25
+
+
+def test_the_first_place_is_that_of_the_highest_score():
+    nearness, true = np.arange(3.0), np.array([0.0, 2.0, 1.0])
+    ways = {"last": np.array([0.2, 0.9, 0.1]), "mean": np.array([0.1, 0.2, 0.9]), "recency": nearness}
+    found = comparisons(ways, true)
+    assert [found[f"{name}_first"] for name in ways] == [1, 0, 0]
+    assert found["most_kl"] == 2 and found["last_tau"] == pytest.approx(1 / 3)
 
 
 class Unshuffled:

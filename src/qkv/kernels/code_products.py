@@ -38,7 +38,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from qkv.kernels.attention_words import BLOCK_KEYS, GROUP
+from qkv.kernels.attention_words import GROUP
 from qkv.kernels.codes import PER_CHANNEL, PER_GROUP, PER_ROW, Codes
 from qkv.kernels.memory import instruction
 from qkv.kernels.micro import CHAINS
@@ -65,16 +65,19 @@ def _at(builder: ir.IRBuilder, row: Any, codes: Codes, place: Any) -> Any:
     return builder.gep(row, [builder.mul(place, index(codes.code_bytes))])
 
 
-def code_scores(queries: int, sums: int, lanes: int, codes: Codes) -> Any:
+def code_scores(queries: int, sums: int, beside: int, lanes: int, codes: Codes) -> Any:
     """Make ``scores = k q^T`` of rows of codes against ``queries`` rows of queries, a power of two.
 
-    The result takes ``(rows, following, steps, q, q_row, scores, num_keys, depth)``: addresses of two
-    tables, where each row begins and which one to ask for meanwhile. Scores stand as those of
-    `row_products.row_scores`, of which up to `MOST_KEYS` rows more than there are keys are written. Depth
-    is a multiple of `CHAINS`, in each half.
+    The result takes ``(rows, following, steps, q, scores, num_keys, depth)``: addresses of two tables, where
+    each row begins and which one to ask for meanwhile. Scores stand as those of `row_products.row_scores`, of
+    which up to `MOST_KEYS` rows more than there are keys are written. Depth is a multiple of `CHAINS`, in
+    each half.
 
-    Several keys are read at once, as many as have their chains in ``sums`` registers: what is read of a
-    query meets all of them, and no sum waits for itself.
+    Several keys are read at once, as many as have their chains in ``sums`` registers: what is read of a query
+    meets all of them, and no sum waits for itself. The chains of ``beside`` keys are beside each other in a
+    vector. What meets all of these is told as such vectors, each `CHAINS` numbers so many times one after
+    another: at every `CHAINS` columns one of each of ``lanes`` queries, and one each of factors of channels
+    and of what is added to them.
     """
 
     @instruction
@@ -84,56 +87,54 @@ def code_scores(queries: int, sums: int, lanes: int, codes: Codes) -> Any:
         following: Any,
         steps: Any,
         q: Any,
-        q_row: Any,
         scores: Any,
         num_keys: Any,
         depth: Any,
     ) -> Any:
         size = types.intp
-        signature = types.void(size, size, steps, q, size, scores, size, size)
-        return signature, _write_scores(queries, sums, lanes, codes)
+        signature = types.void(size, size, steps, q, scores, size, size)
+        return signature, _write_scores(queries, sums, beside, lanes, codes)
 
     return product
 
 
-def _write_scores(queries: int, num_sums: int, lanes: int, codes: Codes) -> Callable[..., Any]:
-    abreast = min(MOST_KEYS, num_sums // queries)
+def _write_scores(queries: int, num_sums: int, beside: int, lanes: int, codes: Codes) -> Callable[..., Any]:
+    abreast = min(MOST_KEYS, num_sums * beside // queries)
 
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        table, following, steps, q, q_row, scores, num_keys, depth = arguments
-        writer = VectorWriter(builder, CHAINS)
-        half = builder.sdiv(depth, index(codes.halves))
-        turns, last = builder.sdiv(half, index(CHAINS)), builder.sub(num_keys, index(1))
-        q_rows = [builder.gep(q, [builder.mul(q_row, index(query))]) for query in range(queries)]
+        table, following, steps, q, scores, num_keys, depth = arguments
+        writer = VectorWriter(builder, beside * CHAINS)
+        half, last = builder.sdiv(depth, index(codes.halves)), builder.sub(num_keys, index(1))
+        turns = builder.sdiv(half, index(CHAINS))
 
         def score_some(number: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(number, index(abreast))
             # Where fewer are left the last one is read again, so that nothing behind it is.
             keys = [_least(builder, builder.add(first, index(key)), last) for key in range(abreast)]
-            rows = [_row(builder, table, key) for key in keys]
             _ask_for_rows(writer, [_row(builder, following, key) for key in keys], codes, half)
-            widen = _widening(writer, codes, steps, keys, depth)
-            sums = [writer.constant(0.0)] * (abreast * queries)
+            rows = [_row(builder, table, key) for key in keys]
+            widen = _widening(writer, beside, codes, steps, keys)
+            sums = [writer.constant(0.0)] * (abreast // beside * queries)
             for number_of_half, load in enumerate(codes.loads):
-                begin = builder.mul(half, index(number_of_half))
+                turns_before = builder.mul(turns, index(number_of_half))
 
-                def step(turn: Any, sums: list[Any], load: Any = load, begin: Any = begin) -> list[Any]:
-                    place, growing = builder.mul(turn, index(CHAINS)), iter(sums)
-                    column = builder.add(begin, place)
-                    read = [load(writer, _at(builder, row, codes, place)) for row in rows]
-                    beside = [writer.load(row, column) for row in q_rows]
+                def step(
+                    turn: Any, sums: list[Any], load: Any = load, before: Any = turns_before
+                ) -> list[Any]:
+                    place, told = builder.mul(turn, index(CHAINS)), builder.add(before, turn)
+                    starts = [_at(builder, row, codes, place) for row in rows]
+                    read = [load(writer, *starts[key : key + beside]) for key in range(0, abreast, beside)]
+                    own = builder.gep(q, [builder.mul(told, index(lanes * writer.width))])
+                    against = [writer.load(own, index(query * writer.width)) for query in range(queries)]
+                    growing = iter(sums)
                     return [
                         writer.fma(number, query, next(growing))
-                        for number in widen(read, column)
-                        for query in beside
+                        for number in widen(read, told)
+                        for query in against
                     ]
 
                 sums = repeat(builder, turns, sums, step)
-            for some in range(0, len(sums), CHAINS):
-                totals = writer.sum_each(sums[some : some + CHAINS])
-                for key in range(CHAINS // queries):
-                    place = builder.mul(builder.add(first, index(some // queries + key)), index(lanes))
-                    writer.store_part(writer.part(totals, key * queries, queries), scores, place)
+            _store_scores(writer, sums, queries, first, scores, lanes)
             return []
 
         rounds = builder.sdiv(builder.add(num_keys, index(abreast - 1)), index(abreast))
@@ -141,6 +142,21 @@ def _write_scores(queries: int, num_sums: int, lanes: int, codes: Codes) -> Call
         return context.get_dummy_value()
 
     return write
+
+
+def _store_scores(
+    writer: VectorWriter, sums: Sequence[Any], queries: int, first: Any, scores: Any, lanes: int
+) -> None:
+    """Add up the chains of some keys from ``first`` on; one key's in a vector for each query."""
+    builder, beside = writer.builder, writer.width // CHAINS
+    for some in range(0, len(sums), CHAINS):
+        vectors = list(sums[some : some + CHAINS])
+        totals = writer.sum_each(vectors + [writer.constant(0.0)] * (CHAINS - len(vectors)))
+        for number in range(0, len(vectors), queries):
+            for key in range(beside):
+                place = builder.add(first, index((some + number) // queries * beside + key))
+                part = writer.part(totals, key * CHAINS + number, queries)
+                writer.store_part(part, scores, builder.mul(place, index(lanes)))
 
 
 def _least(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
@@ -161,21 +177,25 @@ def _ask_for_rows(writer: VectorWriter, rows: Sequence[Any], codes: Codes, half:
             writer.prefetch(row, builder.mul(line, index(LINE_BYTES)), near=codes.halves == 2)
         return []
 
-    repeat(builder, lines, [], ask)
+    ask(index(0), [])
+    repeat(builder, builder.sub(lines, index(1)), [], lambda line, _: ask(builder.add(line, index(1)), _))
 
 
 def _widening(
-    writer: VectorWriter, codes: Codes, steps: Any, keys: Sequence[Any], depth: Any
+    writer: VectorWriter, beside: int, codes: Codes, steps: Any, keys: Sequence[Any]
 ) -> Callable[[list[Any], Any], list[Any]]:
-    """Return what makes numbers of vectors of codes from one column on, a vector for each key."""
+    """Return what makes numbers of codes, each vector of ``beside`` keys, at some place of what is told."""
     builder = writer.builder
     if codes.steps == PER_ROW:
-        scales = [writer.splat(builder.load(builder.gep(steps, [key]))) for key in keys]
+        chains = VectorWriter(builder, CHAINS)
+        own = [chains.splat(builder.load(builder.gep(steps, [key]))) for key in keys]
+        scales = [chains.joined(own[key : key + beside]) for key in range(0, len(own), beside)]
         return lambda read, _: [builder.fmul(one, scale) for one, scale in zip(read, scales, strict=True)]
     if codes.steps == PER_CHANNEL:
 
-        def widen(read: list[Any], column: Any) -> list[Any]:
-            factor, low = writer.load(steps, column), writer.load(steps, builder.add(depth, column))
+        def widen(read: list[Any], told: Any) -> list[Any]:
+            own = builder.gep(steps, [builder.mul(told, index(2 * writer.width))])
+            factor, low = writer.load(own), writer.load(own, index(writer.width))
             return [writer.fma(one, factor, low) for one in read]
 
         return widen
@@ -230,10 +250,16 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes)
                 for place in places[:: max(1, LINE_BYTES // (width * codes.code_bytes))]:
                     writer.prefetch(_at(builder, next_row, codes, place), index(0), near=codes.halves == 2)
                 numbers = read(key, [_at(builder, row, codes, place) for place in places], offsets)
-                weight, growing = builder.gep(weights, [builder.mul(key, index(lanes))]), iter(sums)
-                splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]
-                return [writer.fma(one, number, next(growing)) for one in splats for number in numbers]
+                growing = iter(sums)
+                first_weight = builder.mul(key, index(lanes))
+                asked = [builder.add(first_weight, index(query)) for query in range(queries)]
+                return [
+                    writer.fma(writer.splat(builder.load(builder.gep(own, [weight]))), number, next(growing))
+                    for weight in asked
+                    for own, number in zip(own_weights, numbers, strict=True)
+                ]
 
+            own_weights = [_apart(builder, weights, width) for _ in columns]
             begun = [writer.load(row, column) for row in outputs for column in columns]
             growing = iter(repeat(builder, num_keys, begun, step))
             for row in outputs:
@@ -260,6 +286,18 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes)
     return write
 
 
+def _apart(builder: ir.IRBuilder, start: Any, width: int) -> Any:
+    """Return the same address, of which the compiler does not know that it is the same.
+
+    What is read from it for each multiplication anew is read by the multiplication itself, where an
+    instruction can do both, with vectors of 16 numbers. To read it once and repeat it in a register for all
+    of them takes the units that multiply.
+    """
+    if width != LEVELS:
+        return start
+    return builder.asm(ir.FunctionType(start.type, [start.type]), "", "=r,0", [start], True)
+
+
 Read = Callable[[Any, Sequence[Any], Sequence[int]], list[Any]]
 """Writes what reads a row's numbers at some addresses: at each of them, those of all halves."""
 
@@ -277,16 +315,15 @@ def _reading(writer: VectorWriter, codes: Codes, steps: Any, firsts: Sequence[An
 
     def read_grouped(key: Any, addresses: Sequence[Any], offsets: Sequence[int]) -> list[Any]:
         groups = builder.sdiv(builder.add(depth, index(GROUP - 1)), index(GROUP))
-        lows = builder.mul(groups, index(BLOCK_KEYS))
-        own, stepped, numbers = builder.gep(steps, [builder.mul(key, groups)]), {}, []
+        own, stepped, numbers = builder.mul(key, groups), {}, []
         for address, offset in zip(addresses, offsets, strict=True):
             for half, first in enumerate(firsts):
                 where = half, offset // GROUP
                 if where not in stepped:
                     group = builder.add(builder.sdiv(first, index(GROUP)), index(offset // GROUP))
+                    both = builder.gep(steps, [builder.mul(builder.add(own, group), index(2))])
                     factor, low = (
-                        writer.splat(builder.load(builder.gep(own, [place])))
-                        for place in (group, builder.add(lows, group))
+                        writer.splat(builder.load(builder.gep(both, [index(which)]))) for which in range(2)
                     )
                     stepped[where] = _stepping(writer, codes, half, factor, low)
                 numbers.append(stepped[where](address))

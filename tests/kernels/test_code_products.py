@@ -12,9 +12,10 @@ from qkv.kernels.attention_words import BLOCK_KEYS, GROUP
 from qkv.kernels.code_products import LEVELS, MOST_KEYS, code_mix, code_scores
 from qkv.kernels.codes import CODES, PER_CHANNEL, PER_GROUP, PER_ROW, Codes
 from qkv.kernels.compiler import compiled
-from qkv.kernels.host import HOST_TILE
+from qkv.kernels.host import HOST_TILE, VECTOR_WIDTH
 from qkv.kernels.memory import at
 from qkv.kernels.micro import CHAINS
+from qkv.kernels.widening import half_numbers, widen_beside, widen_pairs
 from row_loops import LANES, bits, fma, made, normal, score
 
 KINDS: dict[str, tuple[Codes, Any]] = {
@@ -98,7 +99,7 @@ def steps_told(codes: Codes, steps: np.ndarray, beside: int) -> np.ndarray:
     if codes.steps != PER_CHANNEL:
         return steps
     factor, low = steps.reshape(2, -1)
-    units = np.repeat(np.float32(codes.units[: codes.halves]), len(factor) // codes.halves)
+    units = np.repeat(np.array(codes.units[: codes.halves], np.float32), len(factor) // codes.halves)
     return told(np.stack([factor / units, low]), beside)
 
 
@@ -189,3 +190,30 @@ def test_the_last_four_bits_of_a_place_say_which_number_of_a_table_it_is():
     found = places.copy()
     made(LEVELS, written)(table, found, 0)
     assert bits(found) == bits(table[places.astype(int) % LEVELS])
+
+
+def test_what_meets_two_keys_is_written_twice():
+    """Halves of 0..15 with 20 numbers between the vectors, whose gaps stay as they were."""
+    widen = widen_beside(half_numbers, 2, 2)
+
+    @compiled()
+    def run(codes, numbers):
+        widen(codes, np.float32(0.5), at(numbers, 0), 20, 16)
+
+    codes, numbers = np.arange(16, dtype=np.float16), np.full(40, 7, np.float32)
+    run(address(codes), numbers)
+    first, second = (np.arange(8) / 2).tolist(), (np.arange(8, 16) / 2).tolist()
+    assert numbers.tolist() == [*first * 2, *[7] * 4, *second * 2, *[7] * 4]
+
+
+def test_pairs_are_one_number_of_each_run_and_those_beyond_whole_vectors_are_left():
+    @compiled()
+    def run(first, second, numbers, count):
+        return widen_pairs(first, second, at(numbers, 0), count)
+
+    count = 2 * VECTOR_WIDTH + 1
+    first, second = np.arange(count).astype(np.float16), -np.arange(count).astype(np.float16)
+    numbers = np.full(2 * count, 7, np.float32)
+    assert run(address(first), address(second), numbers, count) == count - 1
+    expected = [sign * number for number in range(count - 1) for sign in (1, -1)]
+    assert numbers.tolist() == [*expected, 7, 7]

@@ -13,23 +13,54 @@ version                                         fp16   bf16   fp8-e4m3  fp8-e5m2
 16 keys at a time widened beside, then as rows  1.5    1.6    1.4       1.7       1.6    1.1        0.8
 widened in the registers                        2.0    1.9    1.7       2.1       2.0    1.8        1.65
 and lines of half bytes into the first level    2.0    1.9    1.7       2.1       2.0    1.8        1.75
+and no load that repeats what it reads          2.2    2.2    2.4       2.9       2.5    2.2        2.4
 ==============================================  =====  =====  ========  ========  =====  =========  =====
 
-That is where float32 reads 26 GB/s. On the same shared machine there were minutes of 35, when float32 took
-8.1 ms in place of 10.3 and codes the same as ever, int8 4.7: then int8 was 1.7 times as fast, fp8-e4m3 1.4,
-int8-kivi and int4 1.5; the first line's int8 1.1 and int4 0.6.
+The first three lines are of minutes when float32 read 26 GB/s and took 10.3 ms, the last of some when it took
+11.7; when it took 10, int4 was 2.0 to 2.1 times as fast. On the same shared machine there were minutes of 35
+GB/s, when float32 took 8.1 ms and codes the same as ever. The last step by itself, one thread, nearer memory,
+ns a key and key head:
 
-What limits: all but fp16 and bf16 wait for the multipliers, no more for memory; from the second level of
-the cache they are 5 to 10 % faster. Four queries take 64 multiplications of vectors of 16 for each key, to
-which widening adds 12, for int8 16: 22 ns of a core at the clock's speed, where the products take 28
-and all of it 37. The rest is the softmax, the order in which chains are added up, steps from float16, and
-for int4 and int8-kivi a second call, in Python, for the page under way. Fewer multiplications would be other
-sums: a step that goes into the query once a page rounds elsewhere than in prefill, where the same token must
-give the same bits.
+=======  =====  =====  ========  ========  =====  =========  =====
+version                                         fp16   bf16   fp8-e4m3  fp8-e5m2  int8   int8-kivi  int4
+==============================================  =====  =====  ========  ========  =====  =========  =====
+16 keys at a time widened beside, then as rows  1.5    1.6    1.4       1.7       1.6    1.1        0.8
+widened in the registers                        2.0    1.9    1.7       2.1       2.0    1.8        1.65
+and lines of half bytes into the first level    2.0    1.9    1.7       2.1       2.0    1.8        1.75
+and no load that repeats what it reads          2.2    2.2    2.4       2.9       2.5    2.2        2.4
+==============================================  =====  =====  ========  ========  =====  =========  =====
 
-Tried and not kept: chains of two keys in one vector of 16 lanes (int4 1.01 times as fast, fp16 0.9 times);
-keys of half bytes by a table of their numbers, not converted (no change); the softmax on vectors of 16 (no
-change); lines of whole bytes into the first level (int8 0.9 times: two blocks fill it).
+The first three lines are of minutes when float32 took 10.3 ms, the last of some when it took 11.7: where it
+takes 10, int4 is 2.0 to 2.2 times as fast, where 8.1, all are a fifth less. The last step by itself, one
+thread, ns a key and key head:
+
+=======  =====  =====  ========  ========  =====  =========  =====
+version  fp16   bf16   fp8-e4m3  fp8-e5m2  int8   int8-kivi  int4
+=======  =====  =====  ========  ========  =====  =========  =====
+before   28.6   30.3   40.6      32.2      33.0   32.7       35.7
+after    28.3   28.1   34.3      27.8      32.0   32.0       31.9
+=======  =====  =====  ========  ========  =====  =========  =====
+
+What it found: a load that repeats a number, or eight, over a vector of 16 takes a turn of the units that
+multiply, although it needs none when nothing else does. The mix went from 12.0 ns a key to 10.5 when each
+multiplication repeats its weight itself, and its two steps of a group lie beside each other. Scores with the
+chains of two keys in a vector went from 15.9 to 18.3 with loads that repeat queries and steps; to 16.0 when
+these are written down twice; to 14.4 with 8 keys at once in place of 4; and to 13.4 when a high half of a
+byte stays where it is, for the compiler makes a shift of bytes of an instruction that multiplies.
+
+What limits: the multipliers. Four queries take 64 multiplications of vectors of 16 for each key of int4, to
+which widening adds 12: 20.6 ns at the clock's speed, where the products take 24 by themselves, 26 in place
+and all of it 32. Of these 2.5 are chains added up in their order, 2.7 the softmax, 1.2 tables of rows, 1.0
+steps from float16. Around that int4 and int8-kivi have a second call, in Python, for the page under way; what
+Python does before and after takes 0.3 to 0.4 ms of 4.8, because 38 MB have passed through the caches. Fewer
+multiplications would be other sums: a step that goes into the query once a page rounds elsewhere than in
+prefill, where the same token must give the same bits.
+
+Tried and not kept: keys of half bytes by a table of their numbers, not converted (no change); the softmax on
+vectors of 16, with maxima that wait for one instruction, or without its additions (no change: what fills is
+the list of instructions that wait); blocks of four lanes apart before single ones where chains are added up
+(no change), and chains written to memory and added up behind all keys of a block (0.5 ns slower); lines of
+whole bytes into the first level (int8 0.9 times: two blocks fill it).
 """
 
 from collections.abc import Callable, Sequence

@@ -190,8 +190,9 @@ def widen_pairs(typing_context: Any, first: Any, second: Any, numbers: Any, coun
         def step(number: Any, _: list[Any]) -> list[Any]:
             place = builder.mul(number, index(VECTOR_WIDTH))
             address = builder.mul(place, index(2))
-            pair = [half_numbers(writer, builder.gep(run, [address])) for run in runs]
-            writer.store_part(builder.shuffle_vector(*pair, in_turn), numbers, builder.mul(place, index(2)))
+            first, second = (half_numbers(writer, builder.gep(run, [address])) for run in runs)
+            pairs = builder.shuffle_vector(first, second, in_turn)
+            writer.store_part(pairs, numbers, builder.mul(place, index(2)))
             return []
 
         return _whole_vectors(builder, count, step)

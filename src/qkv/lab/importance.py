@@ -241,8 +241,9 @@ IMPORTANCE = Experiment(
                 "不给定距离时 tau {gradient_tau:.2f}",
             ),
             needs=Words(
-                "no better reading is promised: gradients say no more", "不是说梯度更好：它并不更能说明"
+                "gradient x input says no more than attention does", "梯度 × 输入并不比注意力更能说明"
             ),
+            role="aside",
         ),
         Part(
             Words(

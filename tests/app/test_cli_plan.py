@@ -111,6 +111,23 @@ def test_advice_is_one_setting_per_engine(qkv):
     assert [record["engine"] for record in json.loads(out)] == ["qkv", "vllm", "llama.cpp"]
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--engine", "vllm"), "--engine"),
+        (("--engine", "nonsense", "--cache", "int3"), "--cache, --engine"),
+        (("--kv-memory", "4GiB"), "--kv-memory"),
+        (("--tensor-parallel", 1, "--page-size", 0), "--page-size, --tensor-parallel"),
+        (("--lengths", "nowhere.csv", "--plot", "memory.png"), "--lengths, --plot"),
+        (("--new-tokens", 5, "--step-tokens", 7), "--new-tokens, --step-tokens"),
+        (("--bandwidth", "1TB/s", "--compute", "9TFLOP/s"), "--bandwidth, --compute"),
+    ],
+)
+def test_advice_refuses_what_it_does_not_use(qkv, options, named):
+    status, out, err = qkv("plan", "llama-3-8b", "--advise", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.endswith(f"leave out {named}\n")
+
+
 def test_the_known_models_are_listed(qkv):
     _, out, _ = qkv("plan", "--models")
     assert "llama-3-8b             meta-llama/Meta-Llama-3-8B" in out

@@ -14,7 +14,12 @@ from qkv.planner.advice import advise as make_advice
 from qkv.planner.catalogue import catalogue
 
 
+ADVISED = {"model", "users", "context", "memory", "weights", "shared_prefix", "advise", "as_json"}
+"""What advice looks at; the rest is what it is to find."""
+
+
 def plan(
+    called: typer.Context,
     model: Annotated[
         str, typer.Argument(help="A known name, a folder, a config.json, a .gguf file, or a hub id.")
     ] = "",
@@ -52,6 +57,7 @@ def plan(
     if not model:
         raise OptionError("name a MODEL, such as llama-3-8b; `qkv plan --models` lists the known ones")
     if advise:
+        _require_advisable(called)
         advice = make_advice(
             model, users, context, memory=memory, weights=weights, shared_prefix=shared_prefix
         )
@@ -85,6 +91,22 @@ def draw_plan(made: Plan, path: Path) -> None:
     from qkv.viz.memory import draw_memory, save
 
     save(draw_memory(made), path)
+
+
+def _require_advisable(called: typer.Context) -> None:
+    """Raise `OptionError` if an option was given that advice does not use."""
+    given = (option for option in called.command.params if _is_given(called, option.name or ""))
+    unused = [option.opts[0] for option in given if option.name not in ADVISED]
+    if unused:
+        raise OptionError(
+            "--advise finds an engine's settings from --users, --context, --memory, --weights and "
+            f"--shared-prefix alone; leave out {', '.join(unused)}"
+        )
+
+
+def _is_given(called: typer.Context, name: str) -> bool:
+    source = called.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _json(record: object) -> str:

@@ -103,6 +103,20 @@ def test_json_has_the_plans_figures(qkv):
     assert record["terms"][0]["factors"][1] == [32, "layers"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "any: of a prompt after which nothing is generated"),
+        (("--new-tokens", 1), "any: of a prompt after which one token is generated"),
+        (("--new-tokens", 40), "any: of a prompt after which 40 tokens are generated"),
+    ],
+)
+def test_any_length_is_that_of_a_prompt_where_what_is_generated_stays(qkv, options, said):
+    _, out, _ = qkv("plan", "llama-3-8b", "--engine", "qkv", "--context", 4096, *options)
+    assert row(out, "snapkv=1024")[-1] == "any" and said in " ".join(out.split())
+    assert "any:" not in qkv(*ARTICLE)[1]  # tokens that an ideal eviction keeps are all there are
+
+
 def test_advice_is_one_setting_per_engine(qkv):
     _, out, _ = qkv("plan", "llama-3-8b", "--advise", "--memory", "72GiB", "--users", 64, "--context", 8192)
     assert 'qkv.new_cache(model, "int8")' in out

@@ -149,19 +149,22 @@ def _planned(
         return outcome_of(model, engine, strategy, request, assumed if budget is None else budget)
 
     outcomes = tuple(evaluate(strategy) for strategy in candidates)
+    recommended = recommend(outcomes, budget, request.users, evaluate)
+    taken = () if recommended.outcome is None else (recommended.outcome.strategy,)
+    remarks = engine.remarks((chosen, *candidates, *taken), request)
     return Plan(
         model=model,
         engine=engine.name,
         request=request,
         chosen=evaluate(chosen),
         outcomes=outcomes,
-        recommended=recommend(outcomes, budget, request.users, evaluate),
+        recommended=recommended,
         terms=engine.terms(model, chosen),
         budget=budget,
         memory=memory,
         speed=None,
         utilisation=None,
-        warnings=_warnings(model, request, memory),
+        warnings=(*_warnings(model, request, memory), *remarks),
     )
 
 

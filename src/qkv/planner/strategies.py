@@ -1,6 +1,6 @@
 """A strategy for the cache, a request for memory, and what the one asks for the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -61,6 +61,8 @@ class Strategy:
         A window put upon a model, and the first tokens that stay in sight.
     ignores_windows : bool
         Whether layers with a window keep every token all the same.
+    keeps_generated : bool
+        Whether the budget is that of the prompt, and what is generated after it stays.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Strategy:
     window: int | None = None
     sinks: int = 0
     ignores_windows: bool = False
+    keeps_generated: bool = False
 
     @property
     def is_lossless(self) -> bool:
@@ -157,6 +160,10 @@ class Engine(Protocol):
 
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
+        ...
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return what the reader should know of strategies that are shown for a request."""
         ...
 
 

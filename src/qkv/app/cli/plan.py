@@ -13,7 +13,6 @@ from qkv.planner import plan as make_plan
 from qkv.planner.advice import advise as make_advice
 from qkv.planner.catalogue import catalogue
 
-
 ADVISED = {"model", "users", "context", "memory", "weights", "shared_prefix", "advise", "as_json"}
 """What advice looks at; the rest is what it is to find."""
 

@@ -1,5 +1,6 @@
 """No engine in particular: what a strategy needs where nothing is rounded but to its own pages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qkv.planner.explanation import products
@@ -62,6 +63,10 @@ class Ideal:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return nothing: the figures hold for what is read and what is generated alike."""
+        return ()
 
 
 def _stored(storage: Storage, request: Request) -> Strategy:

@@ -5,6 +5,7 @@ window and the tokens of a step, and keep it in 16 bits whatever the rest is sto
 (`src/llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`; block formats as in `ggml`.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qkv.planner.explanation import products
@@ -56,6 +57,10 @@ class LlamaCpp:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return nothing: the figures hold for what is read and what is generated alike."""
+        return ()
 
 
 def _cells(storage: Storage) -> Strategy:

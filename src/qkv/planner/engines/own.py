@@ -5,6 +5,7 @@ float32 until then. Pages behind a window go back, whether the window is the pol
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,7 @@ class Own:
             budget=policy.eviction.budget if policy.eviction else None,
             window=policy.window,
             sinks=policy.sinks,
+            keeps_generated=policy.eviction is not None and not policy.eviction.acts_every_step,
         )
 
     def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
@@ -97,6 +99,28 @@ class Own:
             Term(kept, ((count, "key heads of all layers"), factor), tokens=P)
             for kept, count in _reaches(policy, model).items()
         )
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return which evictions take more than is shown once tokens are generated."""
+        return () if request.new_tokens else _unsaid_generation(strategies, request.context)
+
+
+def _unsaid_generation(strategies: Sequence[Strategy], N: int) -> tuple[str, ...]:
+    """Return what is assumed of evictions where nobody says how many tokens are generated."""
+    beside = {
+        True: "every token generated after it is kept besides",
+        False: "while tokens are generated up to a page more is held",
+    }
+    evicting = [strategy for strategy in strategies if strategy.budget is not None]
+    found = []
+    for keeps, more in beside.items():
+        texts = dict.fromkeys(each.text for each in evicting if each.keeps_generated == keeps)
+        if texts:
+            found.append(
+                f"{' and '.join(texts)}: bytes after a prompt of all {N:,} tokens; {more}; "
+                "say how many of the tokens are generated with new_tokens="
+            )
+    return tuple(found)
 
 
 def parse_policy(text: str) -> Policy:

@@ -4,6 +4,7 @@ A layer with a window keeps W - 1 tokens between steps. The quantised cache keep
 full and the rest as 4 bits in groups of 64, and does not know windows. (`cache_utils.py`, 5.24.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qkv.planner.explanation import products
@@ -57,6 +58,10 @@ class Transformers:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return nothing: the figures hold for what is read and what is generated alike."""
+        return ()
 
 
 def _dynamic(storage: Storage) -> Strategy:

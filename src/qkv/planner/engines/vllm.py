@@ -6,6 +6,7 @@ tokens of a step, and one block more, because a window seldom begins where a blo
 (`vllm/v1/kv_cache_interface.py` and `kv_cache_utils.py`.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qkv.planner.explanation import products
@@ -66,6 +67,10 @@ class VLLM:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return nothing: the figures hold for what is read and what is generated alike."""
+        return ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 
 from qkv import PlanError, plan
+from qkv.app.cli.plan_report import report
 from qkv.planner import find_model
 from qkv.planner.engines.vllm import VLLM, block_kinds, group_size
 from qkv.planner.strategies import Request
@@ -151,7 +152,31 @@ def test_heads_that_cannot_be_split_further_are_stored_again(name, devices, byte
 
 
 def test_heads_that_do_not_divide_are_rounded_up_on_each_device():
-    assert plan("llama-3-8b", context=16, engine="vllm", tensor_parallel=3).bytes == 16 * 131_072 * 9 // 8
+    assert plan("llama-3-8b", context=16, tensor_parallel=3).bytes == 16 * 131_072 * 9 // 8
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("llama-3-8b", 2), ("llama-3-8b", 3), ("llama-3-8b", 16), ("deepseek-v3", 8)]
+)
+def test_the_product_shown_is_that_of_all_devices_together(name, devices):
+    made = plan(name, context=1, tensor_parallel=devices)
+    assert made.bytes == made.bytes_per_token
+    assert all(term.factors[-1] == (devices, "devices") for term in made.terms)
+
+
+def test_a_hybrids_states_are_those_of_all_devices_together():
+    made = plan("qwen3.5-27b", context=1, tensor_parallel=5)
+    assert f"{made.bytes - made.bytes_per_token:,} bytes a user" in report(made)
+
+
+def test_devices_that_do_not_divide_the_query_heads_are_refused_for_vllm():
+    with pytest.raises(PlanError, match="a divisor of the 32 query heads, got 3"):
+        plan("llama-3-8b", context=16, engine="vllm", tensor_parallel=3)
+
+
+def test_qkv_is_not_planned_on_several_devices():
+    with pytest.raises(PlanError, match="one device, not on 2"):
+        plan("llama-3-8b", context=16, engine="qkv", tensor_parallel=2)
 
 
 def test_a_hybrids_state_takes_a_block_of_its_own():

@@ -10,11 +10,12 @@ from qkv.planner.budget import MemoryBudget, loaded_weights, memory_budget, too_
 from qkv.planner.choice import recommend
 from qkv.planner.engines import engine_named
 from qkv.planner.layers import ModelMemory
-from qkv.planner.outcomes import Outcome, outcome_of
+from qkv.planner.outcomes import Outcome, on_one_device, outcome_of
 from qkv.planner.result import Plan
 from qkv.planner.sources import Source, find_model
 from qkv.planner.speed import SpeedBounds, speed_bounds
 from qkv.planner.strategies import Engine, Request, Strategy
+from qkv.planner.term import Term
 from qkv.planner.units import parse_bytes, parse_rate
 
 if TYPE_CHECKING:  # simulations are loaded where they are asked for
@@ -116,6 +117,7 @@ def plan(
     for name in ("shared_prefix", "new_tokens"):
         if getattr(request, name) > request.context:
             raise PlanError(f"{name} is part of the context: {getattr(request, name)} > {request.context}")
+    layout.check(sized, request)
     divided, budget = _budgets(sized, layout, request, memory, kv_memory)
     chosen = layout.read(cache, request)
     made = _planned(sized, layout, request, chosen, divided, budget)
@@ -159,13 +161,21 @@ def _planned(
         chosen=evaluate(chosen),
         outcomes=outcomes,
         recommended=recommended,
-        terms=engine.terms(model, chosen),
+        terms=_terms(model, engine, chosen, request.tensor_parallel),
         budget=budget,
         memory=memory,
         speed=None,
         utilisation=None,
         warnings=(*_warnings(model, request, memory), *remarks),
     )
+
+
+def _terms(model: ModelMemory, engine: Engine, strategy: Strategy, devices: int) -> tuple[Term, ...]:
+    """Return the products of one device times the devices, so that heads stored again are counted."""
+    terms = engine.terms(on_one_device(model, devices), strategy)
+    if devices == 1:
+        return terms
+    return tuple(replace(term, factors=(*term.factors, (devices, "devices"))) for term in terms)
 
 
 def _budgets(

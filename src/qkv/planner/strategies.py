@@ -146,6 +146,10 @@ class Engine(Protocol):
         """Return a model with the weights as they are kept in memory, in the form that a text names."""
         ...
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if the engine has no way to serve a model as it is requested."""
+        ...
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy a text asks for."""
         ...

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.planner import Plan
 from qkv.planner.advice import Advice, room
-from qkv.planner.outcomes import Outcome
+from qkv.planner.outcomes import Outcome, on_one_device
 from qkv.planner.units import Units, show_bytes, units_for
 
 WIDTH = 80
@@ -76,8 +76,10 @@ def arithmetic(plan: Plan) -> str:
             f"  {term.layers}:",
             *wrap(str(term), WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 4),
         ]
-    if plan.model.state_bytes:
-        lines.append(f"  states, whatever the length: {plan.model.state_bytes:,} bytes a user")
+    devices = plan.request.tensor_parallel
+    state_bytes = devices * on_one_device(plan.model, devices).state_bytes
+    if state_bytes:
+        lines.append(f"  states, whatever the length: {state_bytes:,} bytes a user")
     chosen = plan.chosen
     shared = f"{chosen.shared_bytes:,} shared + " if chosen.shared_bytes else ""
     lines += wrap(

@@ -24,6 +24,9 @@ class Ideal:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Accept every request: no engine in particular has all modes."""
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy a text asks for: a storage, and limits on what is kept."""
         names = ("bf16", *(name for name in STORAGES if name != "bf16"))

@@ -33,6 +33,9 @@ class LlamaCpp:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Accept every request."""
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of ``--cache-type-k`` and ``--cache-type-v``, both alike."""
         return _cells(read_storage(cache, FORMS, self.name))

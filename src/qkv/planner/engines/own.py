@@ -49,6 +49,14 @@ class Own:
         """Return the model with the bytes that its weights take in panels for the kernels."""
         return with_loaded_weights(model, form)
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if several devices are asked for."""
+        if request.tensor_parallel > 1:
+            raise PlanError(
+                f"qkv runs on one device, not on {request.tensor_parallel}; leave tensor_parallel out, "
+                "or plan for engine 'vllm' or 'ideal'"
+            )
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a policy such as ``int8,window=1024,sinks=4``."""
         policy = parse_policy(cache)

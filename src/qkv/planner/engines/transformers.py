@@ -30,6 +30,9 @@ class Transformers:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Accept every request."""
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``DynamicCache`` in a dtype, or of a ``QuantizedCache`` (``int4``)."""
         return _dynamic(read_storage(cache, FORMS, self.name))

@@ -9,6 +9,7 @@ tokens of a step, and one block more, because a window seldom begins where a blo
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qkv.errors import PlanError
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
@@ -34,6 +35,12 @@ class VLLM:
     def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
+
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if the devices do not divide the query heads, as each runs equally many."""
+        devices, H = request.tensor_parallel, model.num_query_heads
+        if H % devices:
+            raise PlanError(f"expected tensor_parallel to be a divisor of the {H} query heads, got {devices}")
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``kv_cache_dtype``."""

@@ -187,6 +187,25 @@ def as_stored(model: ModelMemory, form: str | None) -> ModelMemory:
     return model
 
 
+def check_unpaged(engine: str, request: Request) -> None:
+    """Refuse a page size, for engines without pages.
+
+    Raises
+    ------
+    PlanError
+        If one is asked for.
+    """
+    if request.page_size is not None:
+        raise PlanError(f"{engine} has no pages; leave page_size out, or plan for 'vllm', 'qkv' or 'ideal'")
+
+
+def nothing_shared(engine: str, request: Request) -> tuple[str, ...]:
+    """Return a remark that a common beginning saves nothing, for engines that store it for each user."""
+    if not request.shared_prefix:
+        return ()
+    return (f"{engine} stores the {request.shared_prefix:,} tokens in common once for each user",)
+
+
 def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], Strategy]) -> Strategy:
     """Return the strategy of a text such as ``int8,window=1024,sinks=4`` or ``fp8,keep=512``.
 

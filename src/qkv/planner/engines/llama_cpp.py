@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
+from qkv.planner.strategies import (
+    Demand,
+    Request,
+    Strategy,
+    as_stored,
+    check_unpaged,
+    nothing_shared,
+    read_storage,
+)
 from qkv.planner.term import Term
 
 CELLS = 256
@@ -34,7 +42,8 @@ class LlamaCpp:
         return as_stored(model, form)
 
     def check(self, model: ModelMemory, request: Request) -> None:
-        """Accept every request."""
+        """Raise `PlanError` if pages are asked for."""
+        check_unpaged(self.name, request)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of ``--cache-type-k`` and ``--cache-type-v``, both alike."""
@@ -62,8 +71,8 @@ class LlamaCpp:
         return products(model, strategy)
 
     def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
-        """Return nothing: the figures hold for what is read and what is generated alike."""
-        return ()
+        """Return that nothing is shared, where users have a beginning in common."""
+        return nothing_shared(self.name, request)
 
 
 def _cells(storage: Storage) -> Strategy:

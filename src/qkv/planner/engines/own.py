@@ -62,6 +62,10 @@ class Own:
         policy = parse_policy(cache)
         if request.page_size is not None and policy.page is None:
             policy = parse_policy(f"{policy},page={request.page_size}")
+        if request.page_size not in (None, policy.page_size):
+            raise PlanError(
+                f"page_size {request.page_size} and page={policy.page_size} of the cache contradict; give one"
+            )
         shares = (
             request.shared_prefix >= policy.page_size and policy.eviction is None and policy.window is None
         )

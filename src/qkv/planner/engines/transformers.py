@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
+from qkv.planner.strategies import (
+    Demand,
+    Request,
+    Strategy,
+    as_stored,
+    check_unpaged,
+    nothing_shared,
+    read_storage,
+)
 from qkv.planner.term import Term
 
 RESIDUAL = 128
@@ -31,7 +39,8 @@ class Transformers:
         return as_stored(model, form)
 
     def check(self, model: ModelMemory, request: Request) -> None:
-        """Accept every request."""
+        """Raise `PlanError` if pages are asked for."""
+        check_unpaged(self.name, request)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``DynamicCache`` in a dtype, or of a ``QuantizedCache`` (``int4``)."""
@@ -63,8 +72,8 @@ class Transformers:
         return products(model, strategy)
 
     def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
-        """Return nothing: the figures hold for what is read and what is generated alike."""
-        return ()
+        """Return that nothing is shared, where users have a beginning in common."""
+        return nothing_shared(self.name, request)
 
 
 def _dynamic(storage: Storage) -> Strategy:

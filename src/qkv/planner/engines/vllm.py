@@ -37,10 +37,15 @@ class VLLM:
         return as_stored(model, form)
 
     def check(self, model: ModelMemory, request: Request) -> None:
-        """Raise `PlanError` if the devices do not divide the query heads, as each runs equally many."""
+        """Raise `PlanError` if devices do not divide the query heads, or there are no such blocks."""
         devices, H = request.tensor_parallel, model.num_query_heads
         if H % devices:
             raise PlanError(f"expected tensor_parallel to be a divisor of the {H} query heads, got {devices}")
+        B = request.page_size or BLOCK_SIZE
+        if B % BLOCK_SIZE:
+            raise PlanError(
+                f"vllm's blocks hold a multiple of {BLOCK_SIZE} tokens on GPUs, not page_size {B}"
+            )
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``kv_cache_dtype``."""

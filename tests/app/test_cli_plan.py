@@ -117,6 +117,21 @@ def test_any_length_is_that_of_a_prompt_where_what_is_generated_stays(qkv, optio
     assert "any:" not in qkv(*ARTICLE)[1]  # tokens that an ideal eviction keeps are all there are
 
 
+@pytest.mark.parametrize("cache", ["keep=50", "bf16,keep=50"])
+def test_the_same_strategy_is_one_row(qkv, cache):
+    _, out, _ = qkv("plan", "llama-3-8b", "--context", 200, "--cache", cache)
+    assert out.count("50 tokens kept each  ") == 1 and "keep 50" not in out
+
+
+def test_two_figures_have_two_names(qkv):
+    _, out, _ = qkv("plan", "llama-3-8b", "--context", 17, "--cache", "int8")
+    paged, single = (
+        row(out, "  INT8, float32 scale per token, head"),
+        row(out, "unpaged INT8, float32 scale per t"),
+    )
+    assert paged[2] == "51.6" and single[3] == "27.4"  # 33 of 64 for each of 32 slots, of 17
+
+
 def test_advice_is_one_setting_per_engine(qkv):
     _, out, _ = qkv("plan", "llama-3-8b", "--advise", "--memory", "72GiB", "--users", 64, "--context", 8192)
     assert 'qkv.new_cache(model, "int8")' in out

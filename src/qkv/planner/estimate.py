@@ -67,7 +67,8 @@ def plan(
         What all weights take, where the config does not tell; or for engine qkv in which form they are
         kept: ``"float32"``, ``"bf16"`` or ``"int8"``.
     page_size : int, optional
-        P, tokens of a page; the ideal engine counts single tokens when left out.
+        P, tokens of a page; where it is left out, the ideal engine counts single tokens of what keeps them
+        all, and pages of 16 of what is limited.
     shared_prefix : int
         Tokens at the beginning that all users have in common, stored once per page that is full of them.
     new_tokens : int

@@ -206,6 +206,15 @@ def nothing_shared(engine: str, request: Request) -> tuple[str, ...]:
     return (f"{engine} stores the {request.shared_prefix:,} tokens in common once for each user",)
 
 
+def unshared(strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+    """Return a remark on strategies that let go of tokens, and so share no common beginning."""
+    limited = (each for each in strategies if each.budget is not None or each.window is not None)
+    titles = dict.fromkeys(each.title for each in limited)
+    if not request.shared_prefix or not titles:
+        return ()
+    return (f"{'; '.join(titles)}: the tokens in common are counted once for each user",)
+
+
 def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], Strategy]) -> Strategy:
     """Return the strategy of a text such as ``int8,window=1024,sinks=4`` or ``fp8,keep=512``.
 
@@ -230,7 +239,8 @@ def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], 
         raise PlanError("sinks=n stay in sight beside a window; add window=W")
     if not limits:
         return strategy
-    title = f"{strategy.title}, {', '.join(f'{name} {value:,}' for name, value in limits.items())}"
+    kept = {"window": "window {:,}", "sinks": "{:,} sinks", "keep": "{:,} tokens kept each"}
+    title = f"{strategy.title}, {', '.join(kept[name].format(value) for name, value in limits.items())}"
     return replace(
         strategy,
         title=title,

@@ -239,7 +239,8 @@ def _any_length(plan: Plan) -> str:
 
 
 def _alike(one: Outcome, other: Outcome) -> bool:
-    return one.strategy.text == other.strategy.text and one.total_bytes == other.total_bytes
+    named_alike = one.strategy.text == other.strategy.text or one.strategy.title == other.strategy.title
+    return named_alike and one.total_bytes == other.total_bytes
 
 
 def _row(outcome: Outcome, plan: Plan, baseline: Outcome, units: Units) -> str:

@@ -22,7 +22,7 @@ from qkv.errors import OptionError, PlanError
 from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
 from qkv.planner.storage import Storage
-from qkv.planner.strategies import Demand, Request, Strategy
+from qkv.planner.strategies import Demand, Request, Strategy, unshared
 from qkv.planner.term import Term
 
 COMPARED = ("", "fp16", "int8", "fp8-e4m3", "int8-kivi", "int4")
@@ -113,8 +113,9 @@ class Own:
         )
 
     def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
-        """Return which evictions take more than is shown once tokens are generated."""
-        return () if request.new_tokens else _unsaid_generation(strategies, request.context)
+        """Return which evictions take more than is shown once tokens are generated, or share nothing."""
+        generation = () if request.new_tokens else _unsaid_generation(strategies, request.context)
+        return (*generation, *unshared(strategies, request))
 
 
 def _unsaid_generation(strategies: Sequence[Strategy], N: int) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from qkv.engine.engine import MAX_BATCH
 from qkv.engine.fitting import learn_windows, longest_text
 from qkv.errors import CacheFull, OptionError, PlanError
 from qkv.models import Model, new_cache
+from qkv.models.shipped import folder_of
 from qkv.models.weights import Weights
 from qkv.ops.sampling import Sampling
 from qkv.planner.units import parse_bytes
@@ -188,7 +189,8 @@ def generate(
     warm_up(loaded, None if no_cache else choice.policy)
     if files is not None:
         engine = Engine(loaded, choice.budget_bytes, choice.policy, max_batch=max_batch)
-        _run_files(engine, *files, Defaults(sampling, max_tokens, ends), as_json)
+        run = f"{folder_of(model).resolve()} {weights} {choice.policy}"
+        _run_files(engine, *files, Defaults(sampling, max_tokens, ends, run), as_json)
         return
     assert prompt is not None, "without files there is a prompt"
 
@@ -231,7 +233,7 @@ def _run_files(engine: Engine, prompts: Path, out: Path, defaults: Defaults, as_
     if report.interrupted:
         note("begin again with the same files, and the rest is done")
         raise typer.Exit(INTERRUPTED)
-    if report.failed:
+    if report.has_failed:
         raise typer.Exit(1)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from qkv import plan
 from qkv.app.cli.main import main
+from qkv.models.shipped import folder_of
 
 
 @pytest.fixture
@@ -160,6 +161,13 @@ def test_advice_refuses_what_it_does_not_use(qkv, options, named):
 def test_the_known_models_are_listed(qkv):
     _, out, _ = qkv("plan", "--models")
     assert "llama-3-8b             meta-llama/Meta-Llama-3-8B" in out
+    assert "siblings/gqa           comes with qkv" in out
+
+
+@pytest.mark.parametrize("options", [("--engine", "qkv"), ("--advise", "--memory", "1GiB")])
+def test_the_models_that_come_with_qkv_are_known_by_name(qkv, options):
+    by_name, by_path = (qkv("plan", model, *options) for model in ("verse", folder_of("verse")))
+    assert by_name == by_path and by_name[0] == 0 and by_name[1].startswith("verse, 1 user")
 
 
 def test_a_picture_is_drawn_where_one_is_asked_for(qkv, tmp_path):

@@ -8,6 +8,7 @@ import typer
 
 from qkv.app.cli.plan_report import advice_record, advice_report, as_record, report
 from qkv.errors import OptionError
+from qkv.models.shipped import SHIPPED, folder_of
 from qkv.planner import Plan
 from qkv.planner import plan as make_plan
 from qkv.planner.advice import advise as make_advice
@@ -20,7 +21,7 @@ ADVISED = {"model", "users", "context", "memory", "weights", "shared_prefix", "a
 def plan(
     called: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A known name, a folder, a config.json, a .gguf file, or a hub id.")
+        str, typer.Argument(help="A known name, verse, a folder, a config.json, a .gguf file, or a hub id.")
     ] = "",
     users: Annotated[int, typer.Option(help="Sequences held at once.")] = 1,
     context: Annotated[
@@ -55,15 +56,16 @@ def plan(
         return
     if not model:
         raise OptionError("name a MODEL, such as llama-3-8b; `qkv plan --models` lists the known ones")
+    source = folder_of(model) if model in SHIPPED else model
     if advise:
         _require_advisable(called)
         advice = make_advice(
-            model, users, context, memory=memory, weights=weights, shared_prefix=shared_prefix
+            source, users, context, memory=memory, weights=weights, shared_prefix=shared_prefix
         )
         typer.echo(_json(advice_record(advice)) if as_json else advice_report(advice))
         return
     made = make_plan(
-        model,
+        source,
         users,
         context,
         cache=cache,
@@ -113,5 +115,7 @@ def _json(record: object) -> str:
 
 
 def _list_models() -> None:
+    for name in SHIPPED:
+        typer.echo(f"{name:22} comes with qkv")
     for name, entry in catalogue().items():
         typer.echo(f"{name:22} {entry['hub']}")

@@ -173,10 +173,21 @@ def test_the_models_that_come_with_qkv_are_known_by_name(qkv, options):
 def test_a_picture_is_drawn_where_one_is_asked_for(qkv, tmp_path):
     pytest.importorskip("matplotlib")
     status, _, err = qkv(*ARTICLE, "--kv-memory", "40GiB", "--plot", tmp_path / "memory.svg")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"KV cache of llama-3-8b: {tmp_path / 'memory.svg'}\n")
     assert "tokens of each of 100 users" in (tmp_path / "memory.svg").read_text()
-    status, _, err = qkv(*ARTICLE, "--plot", tmp_path / "memory.txt")
-    assert status == 2 and "name a .png" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("memory.xyz", "error: --plot must be a file ending in .png, .svg or .pdf, not 'memory.xyz'\n"),
+        ("missing/memory.png", "it must be a file in a folder that exists\n"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(qkv, tmp_path, file, said):
+    pytest.importorskip("matplotlib")
+    status, out, err = qkv(*ARTICLE, "--plot", tmp_path / file)
+    assert (status, out) == (2, "") and err.endswith(said) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -185,6 +196,8 @@ def test_a_picture_is_drawn_where_one_is_asked_for(qkv, tmp_path):
         (("plan",), "name a MODEL"),
         (("plan", "lama-3-8b"), "did you mean"),
         (("plan", "llama-3-8b", "--kv-memory", "40G"), "expected memory such as"),
+        (("plan", "llama-3-8b", "--memory", "80"), "with its unit, such as 80GiB, not '80'"),
+        (("plan", "llama-3-8b", "--advise", "--memory", "24"), "with its unit"),
         (("plan", "llama-3-8b", "--engine", "triton"), "an engine is one of"),
         (("plan", "llama-3-8b", "--cache", "int3"), "not 'int3'"),
         (("plan", "llama-3-8b", "--users", "many"), "--users"),

@@ -186,6 +186,8 @@ def test_sharing_a_beginning_goes_before_fewer_bits():
 def test_where_nothing_fits_it_says_how_many_do():
     choice, reason = taken(kv_memory="100MiB")
     assert choice is None and "nothing fits 100 users" in reason
+    alone = plan("llama-3-8b", context=4096, kv_memory="1MiB").recommended
+    assert alone.outcome is None and "nothing fits 1 user in" in alone.reason
 
 
 def test_an_eviction_keeps_as_many_tokens_as_there_is_room_for():

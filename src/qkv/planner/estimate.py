@@ -16,7 +16,7 @@ from qkv.planner.sources import Source, find_model
 from qkv.planner.speed import SpeedBounds, speed_bounds
 from qkv.planner.strategies import Engine, Request, Strategy
 from qkv.planner.term import Term
-from qkv.planner.units import parse_bytes, parse_rate
+from qkv.planner.units import parse_memory, parse_rate
 
 if TYPE_CHECKING:  # simulations are loaded where they are asked for
     from qkv.planner.lengths import Lengths
@@ -133,7 +133,7 @@ def _weighed(model: ModelMemory, engine: Engine, weights: int | str | None) -> M
     """Return a model with what its weights take: the caller's own word, or as the engine keeps them."""
     if weights is None or (isinstance(weights, str) and weights in FORMS):
         return engine.loaded(model, weights)
-    return replace(model, weight_bytes=parse_bytes(weights))
+    return replace(model, weight_bytes=parse_memory(weights))
 
 
 def _planned(
@@ -189,8 +189,8 @@ def _budgets(
     if memory is not None and kv_memory is not None:
         raise PlanError("memory is the whole device and kv_memory what is left for the cache: give one")
     if memory is None:
-        return None, None if kv_memory is None else parse_bytes(kv_memory)
-    divided = memory_budget(model, engine, request, parse_bytes(memory), loaded_weights(model))
+        return None, None if kv_memory is None else parse_memory(kv_memory)
+    divided = memory_budget(model, engine, request, parse_memory(memory), loaded_weights(model))
     return divided, divided.cache
 
 

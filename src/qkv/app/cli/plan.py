@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from qkv.app.cli.loading import note, require_drawing
 from qkv.app.cli.plan_report import advice_record, advice_report, as_record, report
 from qkv.errors import OptionError
 from qkv.models.shipped import SHIPPED, folder_of
@@ -64,6 +65,8 @@ def plan(
         )
         typer.echo(_json(advice_record(advice)) if as_json else advice_report(advice))
         return
+    if plot is not None:
+        require_drawing(plot)
     made = make_plan(
         source,
         users,
@@ -84,6 +87,7 @@ def plan(
     )
     if plot is not None:
         draw_plan(made, plot)
+        note(f"KV cache of {made.model.name}: {plot}")
     typer.echo(_json(as_record(made)) if as_json else report(made))
 
 

@@ -17,6 +17,10 @@ COMMANDS = ("generate", "attend", "compare", "plan", "tokens", "train", "lab", "
 """Each is a module beside this one, with a function of the same name."""
 
 
+VALUE_ERROR = ": Value error, "
+"""How typer begins what is wrong with a value; the words between the colons tell a reader nothing."""
+
+
 class Commands(TyperGroup):
     """Loads a command when it is called or listed, so that none waits for the libraries of the others."""
 
@@ -77,7 +81,7 @@ def main() -> None:
         sys.stdout.flush()
     except (QKVError, TyperException) as error:
         message = error.format_message() if isinstance(error, TyperException) else str(error)
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"error: {message.replace(VALUE_ERROR, ': ')}\n")
         raise SystemExit(BAD_INPUT) from None
     except OSError as error:
         drop_unwritten()

@@ -1,6 +1,7 @@
 """Train the recall model from nothing and write its folder: `python recipes/recall.py FOLDER`.
 
-Killed at any moment, the same command goes on. With `--recent` questions ask mostly for what came last.
+Killed at any moment, the same command goes on. With `--recent` the rows are the same, but only what stood
+near is asked for.
 """
 
 import sys
@@ -20,6 +21,7 @@ from qkv.training.loop import train
 from qkv.training.presets import Settings
 from qkv.training.recall import (
     CURRICULUM,
+    RECENT,
     VOCAB_SIZE,
     Demand,
     RecallData,
@@ -48,6 +50,11 @@ SETTINGS = Settings(
 DEVIATION = 0.05
 """Of the first weights: with 0.02 the heads that look back take far longer to form."""
 
+ASKED: dict[Demand, str] = {
+    uniform: "every pair as often",
+    recent: f"what the row told within {RECENT} tokens, and half as often for every two tokens beyond; "
+    "so also in the pieces",
+}
 PAIRS = (8, 16, 32)
 ROWS_EACH = 32
 SUMMARY = (
@@ -92,14 +99,13 @@ def examine(folder: Path) -> dict[str, str]:
 
 
 def card_of(folder: Path, demand: Demand, results: dict[str, str]) -> Card:
-    asked = "every pair as often" if demand is uniform else "half as often for every two pairs after it"
     return Card(
         title=folder.resolve().name,
         summary=SUMMARY.format(parameters=SETTINGS.num_parameters),
         data=(
             "made by `qkv.training.recall` from a seed, without end; few symbols and short rows at first",
             "half of the rows: a block of symbols, then pieces of it again, in any order",
-            f"the other half: 2 to 32 pairs of a key and a value, then questions; asked for {asked}",
+            f"the other half: 2 to 32 pairs of a key and a value, then questions; asked for {ASKED[demand]}",
         ),
         settings=SETTINGS,
         results=results,

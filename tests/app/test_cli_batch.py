@@ -140,7 +140,47 @@ def test_what_is_there_is_not_done_again(batch, monkeypatch):
     assert (status, submitted) == (0, ["ef"])
     assert sorted(found) == [1, 2, 3]
     assert batch.out.read_bytes().startswith(before)
-    assert "3 of 3 lines, 2 were there" in err
+    assert "3 of 3 lines ·" in err and err.endswith("2 lines were answered before and are kept\n")
+
+
+def test_answers_of_before_are_kept_and_errors_among_them_are_not_forgotten(batch):
+    lines = [{"prompt": "ab"}, {"prompt": "cd", "temperature": -1}]
+    assert batch(lines)[0] == 1
+    before = batch.out.read_bytes()
+    status, err, _ = batch(lines)
+    assert (status, batch.out.read_bytes()) == (1, before)
+    assert "2 lines were answered before and are kept, 1 of them with an error; to have" in err
+    status, err, _ = batch([lines[0], {**lines[1], "max_tokens": 3}], "--json")
+    assert status == 1 and '"failed_before": 1' in err and '"others_before": 1' in err
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        (("--cache", "int8"), 2),
+        (("--weights", "int8"), 2),
+        (("--seed", 3), 2),
+        (("--stop-id", 5), 2),
+        (("--max-batch", 1), 0),
+        ((), 0),
+    ],
+)
+def test_answers_of_other_options_are_said_to_be(batch, options, number):
+    lines = [{"prompt": "ab"}, {"prompt": "cd"}]
+    batch(lines)
+    before = batch.out.read_bytes()
+    status, err, _ = batch(lines, *options)
+    assert (status, batch.out.read_bytes()) == (0, before)
+    assert (f", {number} with other options than now" in err) == (number > 0) == ("options" in err)
+
+
+def test_an_output_without_fingerprints_is_gone_on_with_in_silence(batch):
+    batch([{"prompt": "ab"}])
+    (record,) = records(batch.out).values()
+    del record["options"]
+    batch.out.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    status, err, _ = batch([{"prompt": "ab"}], "--seed", 3)
+    assert status == 0 and err.endswith("1 line was answered before and is kept\n")
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 9, 12])

@@ -67,10 +67,17 @@ def test_weights_are_kept_as_asked_for(qkv, folder, weights):
 
 def test_weights_of_another_form_are_refused(qkv, folder):
     status, out, err = qkv("generate", "ab", "--model", folder, "--weights", "int3")
-    assert status != 0
-    assert out == ""
-    assert "int3" in err
+    assert (status, out) == (2, "")
+    assert "'--weights': 'int3' is not one of" in err
     assert "int8" in err
+
+
+@pytest.mark.parametrize(("max_tokens", "is_full"), [(10_000, True), (93, False)])
+def test_a_full_context_is_said_to_be(qkv, folder, max_tokens, is_full):
+    """97 tokens are the context, 3 of them the prompt."""
+    status, _, err = qkv("generate", "ab", "--model", folder, "--max-tokens", max_tokens)
+    assert status == 0 and f"3 + {94 if is_full else 93} tokens (length" in err
+    assert ("(length: the model's context of 97 tokens is full) ·" in err) == is_full
 
 
 def test_without_a_cache_the_text_is_the_same_and_no_bytes_are_named(qkv, folder):
@@ -350,6 +357,7 @@ BAD_OPTIONS = {
     "bias of no token": (["--logit-bias", "263=1"], "logit_bias"),
     "bad word of nothing": (["--bad-word", ""], "bad word"),
     "end that is no token": (["--stop-id", 263], "stop_ids"),
+    "batch of one": (["--max-batch", 8], "--max-batch is about the prompts of a file"),
     "logprobs to nowhere": (["--logprobs", 2], "--json"),
     "policy of no cache": (["--cache", "int8", "--no-cache"], "--no-cache"),
     "budget of no cache": (["--cache-budget", "1MiB", "--no-cache"], "--no-cache"),

@@ -1,8 +1,10 @@
 """What the command line is before any command: a list of them, a hint for a slip, and an exit status."""
 
 import inspect
+import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,24 @@ def test_every_command_has_a_help_of_its_own(qkv, name):
     status, out, err = qkv(name, "--help")
     assert (status, err) == (0, "")
     assert "Usage:" in out and f"{name} [OPTIONS]" in out
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [("plan", "gpt2"), ("plan", "--models"), ("--help",)])
+def test_output_that_cannot_be_written_is_one_line(arguments):
+    command = [sys.executable, "-c", "from qkv.app.cli.main import main; main()", *arguments]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: reading or writing failed: No space left on device\n"
+
+
+def test_a_file_that_fails_is_named_in_one_line(qkv, monkeypatch):
+    def fail(*_, **options):
+        raise PermissionError(13, "Permission denied", "model.json")
+
+    monkeypatch.setattr("qkv.app.cli.plan.make_plan", fail)
+    assert qkv("plan", "gpt2")[::2] == (1, "error: model.json: Permission denied\n")
 
 
 def test_a_slip_is_met_with_the_nearest_command(qkv):

@@ -7,6 +7,7 @@ import pytest
 
 from qkv import plan
 from qkv.app.cli.main import main
+from qkv.models.shipped import folder_of
 
 
 @pytest.fixture
@@ -103,6 +104,35 @@ def test_json_has_the_plans_figures(qkv):
     assert record["terms"][0]["factors"][1] == [32, "layers"]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "any: of a prompt after which nothing is generated"),
+        (("--new-tokens", 1), "any: of a prompt after which one token is generated"),
+        (("--new-tokens", 40), "any: of a prompt after which 40 tokens are generated"),
+    ],
+)
+def test_any_length_is_that_of_a_prompt_where_what_is_generated_stays(qkv, options, said):
+    _, out, _ = qkv("plan", "llama-3-8b", "--engine", "qkv", "--context", 4096, *options)
+    assert row(out, "snapkv=1024")[-1] == "any" and said in " ".join(out.split())
+    assert "any:" not in qkv(*ARTICLE)[1]  # tokens that an ideal eviction keeps are all there are
+
+
+@pytest.mark.parametrize("cache", ["keep=50", "bf16,keep=50"])
+def test_the_same_strategy_is_one_row(qkv, cache):
+    _, out, _ = qkv("plan", "llama-3-8b", "--context", 200, "--cache", cache)
+    assert out.count("50 tokens kept each  ") == 1 and "keep 50" not in out
+
+
+def test_two_figures_have_two_names(qkv):
+    _, out, _ = qkv("plan", "llama-3-8b", "--context", 17, "--cache", "int8")
+    paged, single = (
+        row(out, "  INT8, float32 scale per token, head"),
+        row(out, "unpaged INT8, float32 scale per t"),
+    )
+    assert paged[2] == "51.6" and single[3] == "27.4"  # 33 of 64 for each of 32 slots, of 17
+
+
 def test_advice_is_one_setting_per_engine(qkv):
     _, out, _ = qkv("plan", "llama-3-8b", "--advise", "--memory", "72GiB", "--users", 64, "--context", 8192)
     assert 'qkv.new_cache(model, "int8")' in out
@@ -111,18 +141,53 @@ def test_advice_is_one_setting_per_engine(qkv):
     assert [record["engine"] for record in json.loads(out)] == ["qkv", "vllm", "llama.cpp"]
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--engine", "vllm"), "--engine"),
+        (("--engine", "nonsense", "--cache", "int3"), "--cache, --engine"),
+        (("--kv-memory", "4GiB"), "--kv-memory"),
+        (("--tensor-parallel", 1, "--page-size", 0), "--page-size, --tensor-parallel"),
+        (("--lengths", "nowhere.csv", "--plot", "memory.png"), "--lengths, --plot"),
+        (("--new-tokens", 5, "--step-tokens", 7), "--new-tokens, --step-tokens"),
+        (("--bandwidth", "1TB/s", "--compute", "9TFLOP/s"), "--bandwidth, --compute"),
+    ],
+)
+def test_advice_refuses_what_it_does_not_use(qkv, options, named):
+    status, out, err = qkv("plan", "llama-3-8b", "--advise", *options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.endswith(f"leave out {named}\n")
+
+
 def test_the_known_models_are_listed(qkv):
     _, out, _ = qkv("plan", "--models")
     assert "llama-3-8b             meta-llama/Meta-Llama-3-8B" in out
+    assert "siblings/gqa           comes with qkv" in out
+
+
+@pytest.mark.parametrize("options", [("--engine", "qkv"), ("--advise", "--memory", "1GiB")])
+def test_the_models_that_come_with_qkv_are_known_by_name(qkv, options):
+    by_name, by_path = (qkv("plan", model, *options) for model in ("verse", folder_of("verse")))
+    assert by_name == by_path and by_name[0] == 0 and by_name[1].startswith("verse, 1 user")
 
 
 def test_a_picture_is_drawn_where_one_is_asked_for(qkv, tmp_path):
     pytest.importorskip("matplotlib")
     status, _, err = qkv(*ARTICLE, "--kv-memory", "40GiB", "--plot", tmp_path / "memory.svg")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"KV cache of llama-3-8b: {tmp_path / 'memory.svg'}\n")
     assert "tokens of each of 100 users" in (tmp_path / "memory.svg").read_text()
-    status, _, err = qkv(*ARTICLE, "--plot", tmp_path / "memory.txt")
-    assert status == 2 and "name a .png" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("memory.xyz", "error: --plot must be a file ending in .png, .svg or .pdf, not 'memory.xyz'\n"),
+        ("missing/memory.png", "it must be a file in a folder that exists\n"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused(qkv, tmp_path, file, said):
+    pytest.importorskip("matplotlib")
+    status, out, err = qkv(*ARTICLE, "--plot", tmp_path / file)
+    assert (status, out) == (2, "") and err.endswith(said) and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -131,6 +196,8 @@ def test_a_picture_is_drawn_where_one_is_asked_for(qkv, tmp_path):
         (("plan",), "name a MODEL"),
         (("plan", "lama-3-8b"), "did you mean"),
         (("plan", "llama-3-8b", "--kv-memory", "40G"), "expected memory such as"),
+        (("plan", "llama-3-8b", "--memory", "80"), "with its unit, such as 80GiB, not '80'"),
+        (("plan", "llama-3-8b", "--advise", "--memory", "24"), "with its unit"),
         (("plan", "llama-3-8b", "--engine", "triton"), "an engine is one of"),
         (("plan", "llama-3-8b", "--cache", "int3"), "not 'int3'"),
         (("plan", "llama-3-8b", "--users", "many"), "--users"),

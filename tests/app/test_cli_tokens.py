@@ -7,6 +7,7 @@ import pytest
 
 import tiny_models
 from qkv.app.cli.main import main
+from qkv.models.shipped import folder_of
 
 
 @pytest.fixture
@@ -49,6 +50,23 @@ def test_parts_and_shared_prefixes_are_counted(qkv, folder, chats):
     assert record["shared_tokens"] == 32  # two pages of 16
     assert record["cache_bytes_per_token"] == 2 * 3 * 2 * 14 * 2
     assert record["cache_bytes_saved"] == 32 * 2 * 3 * 2 * 14 * 2
+
+
+def test_the_models_that_come_with_qkv_are_known_by_name(qkv, chats):
+    verse = folder_of("verse")
+    assert qkv("tokens", chats, "--model", "verse") == qkv("tokens", chats, "--model", verse)
+    _, by_name, _ = qkv("tokens", chats, "--model", verse, "--cache-of", "siblings/gqa")
+    _, by_path, _ = qkv("tokens", chats, "--model", verse, "--cache-of", folder_of("siblings/gqa"))
+    assert by_name == by_path and "counted with" not in by_name
+
+
+def test_without_a_model_it_says_whose_tokenizer_counts(qkv, chats):
+    status, out, _ = qkv("tokens", chats)
+    assert status == 0 and out.endswith("\ncounted with verse's tokenizer; give --model for another\n")
+    record = json.loads(qkv("tokens", chats, "--json")[1])
+    assert (record["tokenizer"], record["cache_bytes_per_token"]) == ("verse", None)
+    named = json.loads(qkv("tokens", chats, "--model", "verse", "--json")[1])
+    assert named["tokens"] == record["tokens"] and named["cache_bytes_per_token"] > 0
 
 
 def test_the_table_fits_in_80_columns(qkv, folder, chats):

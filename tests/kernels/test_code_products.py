@@ -12,8 +12,10 @@ from qkv.kernels.attention_words import BLOCK_KEYS, GROUP
 from qkv.kernels.code_products import LEVELS, MOST_KEYS, code_mix, code_scores
 from qkv.kernels.codes import CODES, PER_CHANNEL, PER_GROUP, PER_ROW, Codes
 from qkv.kernels.compiler import compiled
-from qkv.kernels.host import HOST_TILE
+from qkv.kernels.host import HOST_TILE, VECTOR_WIDTH
 from qkv.kernels.memory import at
+from qkv.kernels.micro import CHAINS
+from qkv.kernels.widening import half_numbers, widen_beside, widen_pairs
 from row_loops import LANES, bits, fma, made, normal, score
 
 KINDS: dict[str, tuple[Codes, Any]] = {
@@ -60,8 +62,8 @@ def numbers_of(codes: Codes, dtype: Any, stored: np.ndarray, steps: np.ndarray, 
     if codes.steps == PER_CHANNEL:
         return values * steps[:depth] + steps[depth:]
     if codes.steps == PER_GROUP:
-        factor, low = steps.reshape(2, BLOCK_KEYS, -1)[:, : len(stored)]
-        factor, low = (np.repeat(part, GROUP, axis=1)[:, :depth] for part in (factor, low))
+        both = steps.reshape(BLOCK_KEYS, -1, 2)[: len(stored)]
+        factor, low = (np.repeat(both[..., which], GROUP, axis=1)[:, :depth] for which in range(2))
         return values * factor + low
     return values
 
@@ -76,33 +78,54 @@ def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def scores_by(queries: int, sums: int, codes: Codes) -> Any:
-    product: Any = code_scores(queries, sums, LANES, codes)
+def scores_by(queries: int, sums: int, beside: int, codes: Codes) -> Any:
+    product: Any = code_scores(queries, sums, beside, LANES, codes)
 
     @compiled()
-    def run(table, steps, q, q_row, scores, num_keys, depth):
-        product(table, table, at(steps, 0), at(q, 0), q_row, at(scores, 0), num_keys, depth)
+    def run(table, steps, q, scores, num_keys, depth):
+        product(table, table, at(steps, 0), at(q, 0), at(scores, 0), num_keys, depth)
 
     return run
 
 
+def told(rows: np.ndarray, beside: int) -> np.ndarray:
+    """Rows of what meets all the keys of a vector, as vectors: of each row in turn `CHAINS` numbers."""
+    vectors = np.repeat(rows.reshape(len(rows), -1, 1, CHAINS), beside, axis=2)
+    return np.ascontiguousarray(vectors.swapaxes(0, 1)).ravel()
+
+
+def steps_told(codes: Codes, steps: np.ndarray, beside: int) -> np.ndarray:
+    """Steps as `code_scores` takes them."""
+    if codes.steps != PER_CHANNEL:
+        return steps
+    factor, low = steps.reshape(2, -1)
+    units = np.repeat(np.array(codes.units[: codes.halves], np.float32), len(factor) // codes.halves)
+    return told(np.stack([factor / units, low]), beside)
+
+
 @pytest.mark.parametrize(
-    ("kind", "queries", "sums"),
-    [*((kind, 4, 16) for kind in KEYS), *(("int8", *sizes) for sizes in ((1, 8), (2, 8), (2, 16), (8, 8)))],
+    ("kind", "queries", "sums", "beside"),
+    [
+        *((kind, 4, 16, beside) for kind in KEYS for beside in (1, 2)),
+        *(("int8", *sizes) for sizes in ((1, 8, 1), (2, 8, 1), (2, 16, 1), (8, 8, 1))),
+        *(("keys of int4", *sizes) for sizes in ((1, 16, 2), (2, 16, 2), (4, 8, 2), (8, 16, 2))),
+    ],
 )
-def test_scores_are_chains_along_a_row_of_what_its_codes_stand_for(kind: str, queries: int, sums: int):
+def test_scores_are_chains_along_a_row_of_what_its_codes_stand_for(kind, queries, sums, beside):
     codes, dtype = KINDS[kind]
-    run = scores_by(queries, sums, codes)
+    run = scores_by(queries, sums, beside, codes)
     for depth in (16, 48):
         for num_keys in (1, 3, 8, 19):
-            stored, q_row = bytes_of_rows(codes, dtype, num_keys, depth), depth + 3
-            steps, q = steps_of(codes, num_keys, depth), np.full((queries, q_row), np.nan, np.float32)
-            q[:, :depth] = normal(queries, depth, seed=1)
+            stored = bytes_of_rows(codes, dtype, num_keys, depth)
+            steps, q = steps_of(codes, num_keys, depth), normal(queries, depth, seed=1)
             scores = np.full((num_keys + MOST_KEYS, LANES), np.nan, np.float32)
             table = table_of(stored)
-            run(address(table), steps, q.ravel(), q_row, scores.ravel(), num_keys, depth)
+            own_steps = steps_told(codes, steps, beside)
+            padded = np.full((LANES, depth), np.nan, np.float32)
+            padded[:queries] = q
+            run(address(table), own_steps, told(padded, beside), scores.ravel(), num_keys, depth)
             k = numbers_of(codes, dtype, stored, steps, depth)
-            expected = np.array([[score(key, query[:depth]) for query in q] for key in k])
+            expected = np.array([[score(key, query) for query in q] for key in k])
             assert same(scores[:num_keys, :queries], expected)
 
 
@@ -142,14 +165,17 @@ def test_mixed_values_are_one_chain_over_what_the_codes_stand_for(kind, queries,
 
 
 def test_a_score_of_half_bytes_worked_by_hand():
-    """Byte 0x21 holds channel 0 = 1 and channel 8 = 2: (1 * 0.5 + 3) * 10 + (2 * 0.25 - 1) * 100 = -15."""
-    stored, steps = np.zeros((1, 8), np.uint8), np.zeros(32, np.float32)
+    """Byte 0x21 holds channel 0 = 1 and channel 8 = 2: (1 * 0.5 + 3) * 10 + (2 * 0.25 - 1) * 100 = -15.
+
+    What is read of channel 8 is 32, and its step is told as 0.25 / 16.
+    """
+    stored, steps = np.zeros((1, 8), np.uint8), np.zeros((2, 16), np.float32)
     stored[0, 0] = 0x21
-    steps[[0, 8, 16, 24]] = 0.5, 0.25, 3.0, -1.0
-    q, scores = np.zeros(16, np.float32), np.zeros((1 + MOST_KEYS, LANES), np.float32)
-    q[[0, 8]] = 10.0, 100.0
-    table = table_of(stored)
-    scores_by(1, 8, CODES["int4"][0])(address(table), steps, q, 16, scores.ravel(), 1, 16)
+    steps[:, 0], steps[:, 8] = (0.5, 3.0), (0.25 / 16, -1.0)
+    q, scores = np.zeros((LANES, 16), np.float32), np.zeros((1 + MOST_KEYS, LANES), np.float32)
+    q[0, [0, 8]] = 10.0, 100.0
+    table, run = table_of(stored), scores_by(1, 8, 1, CODES["int4"][0])
+    run(address(table), told(steps, 1), told(q, 1), scores.ravel(), 1, 16)
     assert scores[0, 0] == -15.0
 
 
@@ -164,3 +190,30 @@ def test_the_last_four_bits_of_a_place_say_which_number_of_a_table_it_is():
     found = places.copy()
     made(LEVELS, written)(table, found, 0)
     assert bits(found) == bits(table[places.astype(int) % LEVELS])
+
+
+def test_what_meets_two_keys_is_written_twice():
+    """Halves of 0..15 with 20 numbers between the vectors, whose gaps stay as they were."""
+    widen = widen_beside(half_numbers, 2, 2)
+
+    @compiled()
+    def run(codes, numbers):
+        widen(codes, np.float32(0.5), at(numbers, 0), 20, 16)
+
+    codes, numbers = np.arange(16, dtype=np.float16), np.full(40, 7, np.float32)
+    run(address(codes), numbers)
+    first, second = (np.arange(8) / 2).tolist(), (np.arange(8, 16) / 2).tolist()
+    assert numbers.tolist() == [*first * 2, *[7] * 4, *second * 2, *[7] * 4]
+
+
+def test_pairs_are_one_number_of_each_run_and_those_beyond_whole_vectors_are_left():
+    @compiled()
+    def run(first, second, numbers, count):
+        return widen_pairs(first, second, at(numbers, 0), count)
+
+    count = 2 * VECTOR_WIDTH + 1
+    first, second = np.arange(count).astype(np.float16), -np.arange(count).astype(np.float16)
+    numbers = np.full(2 * count, 7, np.float32)
+    assert run(address(first), address(second), numbers, count) == count - 1
+    expected = [sign * number for number in range(count - 1) for sign in (1, -1)]
+    assert numbers.tolist() == [*expected, 7, 7]

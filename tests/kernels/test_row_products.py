@@ -35,6 +35,25 @@ def test_each_vector_is_summed_over_its_lanes_in_order(width: int):
     assert bits(y) == bits(expected)
 
 
+@pytest.mark.parametrize(("width", "parts"), [(8, 2), (16, 2), (16, 4)])
+def test_parts_of_a_vector_are_summed_apart_where_there_are_fewer_vectors_than_lanes(width: int, parts: int):
+    def write(writer: VectorWriter, x: Any, y: Any, count: Any) -> None:
+        vectors = [writer.load(x, index(row * width)) for row in range(width // parts)]
+        writer.store(writer.sum_each(vectors), y)
+
+    x, y = normal(width // parts, width), np.zeros(width, np.float32)
+    x[:, :: width // parts] *= 2.0**24
+    made(width, write)(x.ravel(), y, 0)
+    expected = []
+    for part in np.split(x, parts, axis=1):
+        for row in part:
+            total = row[0]
+            for number in row[1:]:
+                total = np.float32(total + number)
+            expected.append(total)
+    assert bits(y) == bits(expected)
+
+
 @pytest.mark.parametrize("width", [4, 8, 16])
 def test_only_the_first_lanes_are_read_and_written(width: int):
     def write(writer: VectorWriter, x: Any, y: Any, count: Any) -> None:

@@ -1,30 +1,32 @@
-"""(e) against plain loops, and with importance that is the attention itself, or nothing."""
+"""(e) with importance that is the attention itself, or the gradient, or nothing, and rows to look up in."""
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lab_results import as_result
-from qkv.lab import Instruments, Verdict
+from lookup_model import LookupModel
+from qkv.lab import Instruments, NotTestable, Verdict, Words
+from qkv.lab.attribution import attention_scores, gradient_scores, learnable
 from qkv.lab.board import Row
 from qkv.lab.importance import (
     IMPORTANCE,
     Importance,
-    attention_scores,
+    comparisons,
     dealt_anew,
     measure,
-    occlusion,
-    rollout,
+    text_numbers,
     total_variation,
 )
-from qkv.lab.own_texts import log_softmax
 from qkv.lab.random_models import random_llama
 from qkv.models.watching import watch
 
-TINY = Importance(texts=3, T=23, replacements=2)
+TINY = Importance(texts=3, T=23, replacements=2, N=5, rows_each=1)
 H, F, OPEN = Verdict.HOLDS, Verdict.FAILS, Verdict.NOT_TESTABLE
-BEYOND_RECENCY, GIVEN_DISTANCE, ROLLED_OUT, SHUFFLED = range(4)
+BEYOND_RECENCY, GIVEN_DISTANCE, ROLLED_OUT, GRADIENT, SHUFFLED, POINTING = range(6)
 
 
 @cache
@@ -32,8 +34,9 @@ def small():
     return random_llama(np.random.default_rng(2), E=24, L=2, H=4, G=2, context_length=TINY.T)
 
 
-def tried(seed=0, **broken):
-    measured = measure(TINY, Instruments(seed, text_model=small), **broken)
+def tried(seed=0, text_model=small, recall_model: Any = LookupModel, **broken):
+    tools = Instruments(seed, text_model=text_model, recall_model=recall_model)
+    measured = measure(TINY, tools, **broken)
     return measured, Row.of(IMPORTANCE, as_result(IMPORTANCE, TINY, measured)).ruling
 
 
@@ -53,20 +56,6 @@ def attended(way):
 @pytest.fixture(scope="module")
 def found():
     return tried()
-
-
-def test_occlusion_is_the_divergence_a_loop_finds():
-    text, others = np.random.default_rng(1).integers(0, 97, (2, 11))
-    measured = occlusion(small(), text, others, 3, np.random.default_rng(7))
-    draw = np.random.default_rng(7)
-    p = np.exp(log_softmax(small().logits(text)[-1]))
-    for at in range(1, 10):
-        total = 0.0
-        for other in draw.choice(others[others != text[at]], 3):
-            changed = [*text[:at], other, *text[at + 1 :]]
-            total += sum(p * (np.log(p) - log_softmax(small().logits(changed)[-1])))
-        assert measured[at - 1] == pytest.approx(total / 3, rel=1e-3, abs=1e-6)
-    assert len(measured) == 9
 
 
 def test_a_model_whose_attention_is_importance_refutes_the_claim():
@@ -90,23 +79,74 @@ def test_tokens_that_change_nothing_decide_nothing():
     assert ruling.verdict is OPEN
 
 
-def test_rollout_is_the_product_of_layers_that_half_pass_by():
-    weights = np.tril(np.random.default_rng(3).random((3, 5, 5)))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    first, second, third = (0.5 * (one + np.eye(5)) for one in weights)
-    np.testing.assert_allclose(rollout(weights), third @ second @ first)
+def test_importance_that_is_the_gradient_is_told_by_gradients():
+    def gradients(model, text, *rest):
+        way_back = learnable(model)
+        return (
+            np.ones(len(text) - 2) if way_back is None else gradient_scores(way_back, text, said(model, text))
+        )
+
+    def said(model, text):
+        return int(model.next_logits(text).argmax())
+
+    measured, ruling = tried(importance_of=gradients)
+    assert measured.value("gradient_tau") == pytest.approx(1) and measured.value("gradient_first") == 1
+    assert verdicts(ruling)[GRADIENT] is H
 
 
-def test_scores_belong_to_the_tokens_between_the_first_and_the_last():
-    weights = np.random.default_rng(4).random((2, 3, 7, 7))
-    found = attention_scores(weights, np.random.default_rng(0))
-    last = [np.mean([weights[1, head, 6, s] for head in range(3)]) for s in range(1, 6)]
-    mean = [
-        np.mean([weights[layer, head, 6, s] for layer in range(2) for head in range(3)]) for s in range(1, 6)
-    ]
-    np.testing.assert_allclose(found["last"], last)
-    np.testing.assert_allclose(found["mean"], mean)
-    assert found["recency"].tolist() == [1, 2, 3, 4, 5] and len(found["random"]) == 5
+def test_of_a_text_model_without_a_way_back_all_else_is_told():
+    biased = replace(small(), config=replace(small().config, qkv_bias=True))
+    measured, ruling = tried(text_model=lambda: biased)
+    assert verdicts(ruling)[GRADIENT] is OPEN and "gradient" not in measured.series
+    assert OPEN not in verdicts(ruling)[:GRADIENT]
+
+
+def test_where_a_pair_is_asked_for_attention_that_looks_it_up_refutes_the_claim(found):
+    measured, ruling = found
+    assert measured.value("recall_last") == 1 and verdicts(ruling)[POINTING] is F
+    for language, words in (("en", "nothing is looked up"), ("zh", "不是查找任务")):
+        assert words in ruling.condition(language, measured.numbers)
+
+
+def test_attention_that_rests_on_the_first_token_bears_it_out(found):
+    def rests(model, text):
+        watched = watch(model, text)
+        weights = np.zeros_like(watched.weights)
+        weights[..., 0] = 1
+        return replace(watched, weights=weights)
+
+    measured, ruling = tried(watch=rests)
+    assert measured.value("recall_last") == 1 / TINY.N and verdicts(ruling)[POINTING] is H
+    assert "nothing is looked up" not in ruling.condition("en", measured.numbers)
+
+
+def test_without_a_model_that_looks_up_only_that_part_is_open():
+    def missing():
+        raise NotTestable(Words("missing", "缺"))
+
+    ruling = tried(recall_model=missing)[1]
+    assert verdicts(ruling)[POINTING] is OPEN and OPEN not in verdicts(ruling)[:POINTING]
+
+
+def test_gradients_are_held_against_the_best_reading_of_attention():
+    given = {"last": [0.1, 0.9, 0.2], "mean": [0.3, 0.3, 0.4], "rollout": [0.0, 0.0, 0.9]}
+    found = {f"{name}_given_distance": values for name, values in given.items()}
+    taus = {f"{name}_tau": [0.0, 0.5, 0.25] for name in ("last", "recency", "random", "gradient")}
+    numbers = text_numbers(
+        found | taus | {"gradient_given_distance": [0.5, 0.4, 0.8], "last_first": [1, 0, 1]}
+    )
+    # The mean has the highest median, .3: gradients are .2, .1 and .4 beyond it.
+    assert numbers["gradient_beyond_attention"].value == pytest.approx(0.2)
+    assert numbers["last_first"] == pytest.approx(2 / 3)
+    assert numbers["random_size"] == 0.25
+
+
+def test_the_first_place_is_that_of_the_highest_score():
+    nearness, true = np.arange(3.0), np.array([0.0, 2.0, 1.0])
+    ways = {"last": np.array([0.2, 0.9, 0.1]), "mean": np.array([0.1, 0.2, 0.9]), "recency": nearness}
+    found = comparisons(ways, true)
+    assert [found[f"{name}_first"] for name in ways] == [1, 0, 0]
+    assert found["most_kl"] == 2 and found["last_tau"] == pytest.approx(1 / 3)
 
 
 class Unshuffled:

@@ -59,7 +59,7 @@ def test_a_model_that_looks_up_anywhere_is_flat_and_one_that_forgets_keeps_the_e
     assert measured.series["even"] == measured.series["beyond"] == [1.0] * 8
     assert measured.series["recent_beyond"] == [0.0] * 6 + [1 / 3, 1.0]  # 4 of 24, three to an eighth
     assert measured.series["recent"] == [0.0] * 6 + [1.0] * 2  # 4 of 16 pairs, the last quarter
-    assert verdicts(ruling) == [F, H, F, F, F] and ruling.verdict is Verdict.HOLDS_ONLY_IF
+    assert verdicts(ruling) == [F, H, F, F, F] and ruling.verdict is Verdict.FAILS
     assert measured.value("untrained_right") < 0.1
 
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import tiny_models
 from qkv.cache import PagedCache, PagePool
 from qkv.errors import OptionError
 from qkv.models import load, load_cache, new_cache
+from qkv.ops.latent import AbsorbedWeights
 from qkv.ops.projection import is_packed
 
 TINY = {
@@ -83,9 +84,11 @@ def grown(weights: Any) -> Any:
     """The same, half as large again: an array, a packed weight or several."""
     if isinstance(weights, tuple):
         return tuple(map(grown, weights))
-    if is_dataclass(weights) and not is_packed(weights):
+    if is_packed(weights):
+        return weights.rows(np.arange(weights.shape[0])) * 1.5
+    if isinstance(weights, AbsorbedWeights):
         return replace(weights, **{one.name: grown(getattr(weights, one.name)) for one in fields(weights)})
-    return weights.rows(np.arange(weights.shape[0])) * 1.5 if is_packed(weights) else weights * 1.5
+    return weights * 1.5
 
 
 def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path):

@@ -67,6 +67,23 @@ def test_gradients_are_those_of_autograd(dtype: type, error: float, rate: float)
         np.testing.assert_allclose(array, wanted.numpy(), rtol=0, atol=error * largest, err_msg=name)
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(np.float64, 1e-7), (np.float32, 2e-5)])
+def test_gradients_at_the_embedded_ids_are_those_of_autograd(dtype: type, error: float):
+    model, (ids, targets) = model_of(0, dtype), texts(1)
+    seen: list[torch.Tensor] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)  # the embedded ids come first
+        x.retain_grad()
+        return x
+
+    twin_of(model).loss(torch.tensor(ids), torch.tensor(targets), look).backward()
+    wanted = seen[0].grad
+    assert wanted is not None
+    found = model.input_gradients(ids, targets)
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=0, atol=error * wanted.abs().max().item())
+
+
 def test_losses_of_twenty_steps_are_those_of_the_twin():
     model = model_of(2)
     twin, gradients = twin_of(model), model.parameters.zeros()

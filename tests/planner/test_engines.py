@@ -5,6 +5,7 @@ from fractions import Fraction
 import pytest
 
 from qkv import PlanError, plan
+from qkv.app.cli.plan_report import report
 from qkv.planner import find_model
 from qkv.planner.engines.vllm import VLLM, block_kinds, group_size
 from qkv.planner.strategies import Request
@@ -151,7 +152,62 @@ def test_heads_that_cannot_be_split_further_are_stored_again(name, devices, byte
 
 
 def test_heads_that_do_not_divide_are_rounded_up_on_each_device():
-    assert plan("llama-3-8b", context=16, engine="vllm", tensor_parallel=3).bytes == 16 * 131_072 * 9 // 8
+    assert plan("llama-3-8b", context=16, tensor_parallel=3).bytes == 16 * 131_072 * 9 // 8
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [("llama-3-8b", 2), ("llama-3-8b", 3), ("llama-3-8b", 16), ("deepseek-v3", 8)]
+)
+def test_the_product_shown_is_that_of_all_devices_together(name, devices):
+    made = plan(name, context=1, tensor_parallel=devices)
+    assert made.bytes == made.bytes_per_token
+    assert all(term.factors[-1] == (devices, "devices") for term in made.terms)
+
+
+def test_a_hybrids_states_are_those_of_all_devices_together():
+    made = plan("qwen3.5-27b", context=1, tensor_parallel=5)
+    assert f"{made.bytes - made.bytes_per_token:,} bytes a user" in report(made)
+
+
+def test_devices_that_do_not_divide_the_query_heads_are_refused_for_vllm():
+    with pytest.raises(PlanError, match="a divisor of the 32 query heads, got 3"):
+        plan("llama-3-8b", context=16, engine="vllm", tensor_parallel=3)
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])
+def test_an_engine_without_pages_takes_no_page_size(engine):
+    with pytest.raises(PlanError, match="has no pages; leave page_size out"):
+        plan("llama-3-8b", context=16, engine=engine, page_size=16)
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "transformers"])
+def test_an_engine_that_shares_nothing_says_so(engine):
+    alone, shared = (plan("llama-3-8b", 3, 2048, engine=engine, shared_prefix=n) for n in (0, 1024))
+    assert alone.bytes == shared.bytes
+    assert f"{engine} stores the 1,024 tokens in common once for each user" in shared.warnings
+    assert not any("in common" in warning for warning in alone.warnings)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "is_one"), [(8, False), (24, False), (16, True), (48, True), (128, True)]
+)
+def test_vllm_has_blocks_of_multiples_of_16_tokens(page_size, is_one):
+    if is_one:
+        assert plan("llama-3-8b", context=1, engine="vllm", page_size=page_size).bytes == page_size * 131_072
+        return
+    with pytest.raises(PlanError, match=f"a multiple of 16 tokens on GPUs, not page_size {page_size}"):
+        plan("llama-3-8b", context=1, engine="vllm", page_size=page_size)
+
+
+def test_two_page_sizes_are_one_too_many():
+    with pytest.raises(PlanError, match="page_size 8 and page=32 of the cache contradict"):
+        plan("llama-3-8b", context=64, engine="qkv", cache="page=32", page_size=8)
+    plan("llama-3-8b", context=64, engine="qkv", cache="page=32", page_size=32)
+
+
+def test_qkv_is_not_planned_on_several_devices():
+    with pytest.raises(PlanError, match="one device, not on 2"):
+        plan("llama-3-8b", context=16, engine="qkv", tensor_parallel=2)
 
 
 def test_a_hybrids_state_takes_a_block_of_its_own():

@@ -128,8 +128,32 @@ def test_a_page_counts_the_layers_that_keep_keys_and_no_others():
 
 def test_eviction_keeps_its_tokens_and_no_more():
     assert plan("llama-3-8b", users=3, context=10_000, cache="keep=512").bytes == 3 * 512 * 131_072
-    assert plan("llama-3-8b", context=100, cache="keep=512").bytes == 100 * 131_072
-    assert plan("llama-3-8b", context=10_000, cache="fp8,window=1000,sinks=4").bytes == 1004 * 131_072 // 2
+    assert plan("llama-3-8b", context=100, cache="keep=512").bytes == 7 * 16 * 131_072
+    # 1,004 tokens are 63 pages of 16; of 4, they are 251.
+    limited = {"context": 10_000, "cache": "fp8,window=1000,sinks=4"}
+    assert plan("llama-3-8b", **limited).bytes == 1008 * 131_072 // 2
+    assert plan("llama-3-8b", **limited, page_size=4).bytes == 1004 * 131_072 // 2
+
+
+def test_what_a_user_limits_has_the_name_and_the_bytes_of_its_like_in_the_comparison():
+    made = plan("llama-3-8b", context=200, cache="keep=50")
+    assert made.chosen == made.outcomes[-1]
+    assert made.chosen.strategy.title == "16 bit, 50 tokens kept each"
+
+
+def test_a_strategy_that_shares_nothing_says_so():
+    made = plan("llama-3-8b", 3, 4096, cache="window=512", shared_prefix=1024)
+    assert made.chosen.strategy.title == "16 bit, window 512"
+    assert made.bytes == plan("llama-3-8b", 3, 4096, cache="window=512").bytes
+    (said,) = [warning for warning in made.warnings if "16 bit, window 512" in warning]
+    assert "in common are counted once for each user" in said
+    assert not any("in common" in warning for warning in plan("llama-3-8b", 3, 4096).warnings)
+
+
+def test_sinks_beyond_the_context_are_refused():
+    with pytest.raises(PlanError, match="sinks=5,000,000 are more than the 8,192 tokens"):
+        plan("llama-3-8b", cache="window=4,sinks=5000000")
+    plan("llama-3-8b", context=4, cache="window=4,sinks=4")
 
 
 # What to take
@@ -164,6 +188,8 @@ def test_sharing_a_beginning_goes_before_fewer_bits():
 def test_where_nothing_fits_it_says_how_many_do():
     choice, reason = taken(kv_memory="100MiB")
     assert choice is None and "nothing fits 100 users" in reason
+    alone = plan("llama-3-8b", context=4096, kv_memory="1MiB").recommended
+    assert alone.outcome is None and "nothing fits 1 user in" in alone.reason
 
 
 def test_an_eviction_keeps_as_many_tokens_as_there_is_room_for():

@@ -136,6 +136,24 @@ def test_what_a_page_takes_until_it_is_full_must_have_room():
         made.check_fits()
 
 
+@pytest.mark.parametrize(
+    ("cache", "more"),
+    [
+        *(("snapkv=12", "kept besides"), ("expected=12", "kept besides"), ("pyramidkv=16", "kept besides")),
+        *(("h2o=13", "up to a page more"), ("streaming=11", "up to a page more")),
+    ],
+)
+def test_what_is_assumed_of_an_eviction_is_said_where_nobody_says_what_is_generated(cache, more):
+    silent, told = (plan(MODEL, context=119, cache=cache, engine="qkv", new_tokens=n) for n in (0, 40))
+    (said,) = [warning for warning in silent.warnings if cache in warning]
+    assert "after a prompt of all 119 tokens" in said and more in said and "new_tokens=" in said
+    assert told.bytes > silent.bytes and not any("new_tokens" in warning for warning in told.warnings)
+
+
+def test_nothing_is_said_of_generation_where_no_row_evicts():
+    assert not any("new_tokens" in warning for warning in plan(MODEL, context=119).warnings)
+
+
 def test_the_recommended_policy_is_one_the_cache_understands():
     for memory in ("70KiB", "40KiB", "20KiB", "9KiB"):
         outcome = plan(MODEL, users=2, context=64, engine="qkv", kv_memory=memory).recommended.outcome

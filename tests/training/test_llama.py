@@ -61,6 +61,33 @@ def test_gradients_are_central_differences(window: int | None, rate: float):
         assert slope == pytest.approx((gradients[name] * direction).sum(), rel=1e-5, abs=1e-8), name
 
 
+def test_gradients_at_the_embedded_ids_are_central_differences(monkeypatch: pytest.MonkeyPatch):
+    """Each place's vector is moved by itself, also where an id stands twice."""
+    model, (ids, targets) = model_of(), text()
+    ids[0, 4] = ids[0, 1]
+    found, embedded = model.input_gradients(ids, targets), model._embedded
+    direction, step = np.random.default_rng(13).normal(size=found.shape), 1e-5
+
+    def loss(at: tuple[int, int], sign: int) -> float:
+        moved = np.zeros_like(found)
+        moved[at] = sign * step * direction[at]
+        monkeypatch.setattr(
+            model, "_embedded", lambda *inputs: (embedded(*inputs)[0] + moved, *embedded(*inputs)[1:])
+        )
+        return model.loss(ids, targets)
+
+    for at in np.ndindex(*ids.shape):
+        slope = (loss(at, 1) - loss(at, -1)) / (2 * step)
+        assert slope == pytest.approx(found[at] @ direction[at], rel=1e-5, abs=1e-8), at
+
+
+def test_gradients_at_the_embedded_ids_leave_the_parameters_alone():
+    model, (ids, targets) = model_of(np.float32), text()
+    before = model.parameters.vector.copy()
+    model.input_gradients(ids, targets)
+    assert np.array_equal(model.parameters.vector, before)
+
+
 def test_the_way_there_is_that_of_the_model_that_runs(tmp_path: Path):
     model, (ids, targets) = model_of(np.float32), text()
     save_file(

@@ -1,3 +1,4 @@
+import hashlib
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,10 +18,10 @@ from qkv.training.recall import (
     RecallData,
     Stage,
     accuracy_by_position,
+    ages_of,
     draw_questions,
     mixed,
     recent,
-    uniform,
     words,
 )
 
@@ -34,12 +35,6 @@ def told(row):
     at = (row == ASK).nonzero()[0]
     pairs = dict(row[1 : at[0]].reshape(-1, 2).tolist())
     return pairs, {int(row[n + 1]): int(row[n + 2]) for n in at}, at + 1
-
-
-def ages_of_asked(rows):
-    for row in rows:
-        pairs, questions, _ = told(row)
-        yield from (len(pairs) - 1 - list(pairs).index(key) for key in questions)
 
 
 @dataclass
@@ -138,21 +133,42 @@ def test_questions_ask_for_values_of_the_rows_own_pairs_and_never_twice():
     assert counts == set(range(2, 8))
 
 
-def test_no_more_is_asked_than_allowed():
-    ids, targets = draw(max_questions=1)
-    assert ((targets[::2] != IGNORED).sum(axis=1) == 1).all()
-    assert ((ids[::2] == ASK).sum(axis=1) == 1).all()
+def test_an_answers_age_is_counted_from_where_the_row_last_told_it():
+    x = IGNORED
+    #                 4 5 again, one later: two back.   4 6: asked for after 4 5 too, five back.
+    ids = np.array([[4, 5, 4, 5, 7, 4], [4, 6, 7, 4, 5, 4]])
+    targets = np.array([[5, x, 5, x, x, 5], [x, x, x, x, x, 6]])
+    assert ages_of(ids, targets).tolist() == [
+        [np.inf, np.inf, 2, np.inf, np.inf, 3],
+        [np.inf] * 5 + [5],
+    ]
 
 
-def test_uniform_demand_asks_for_each_pair_alike_and_recent_demand_for_the_last():
-    pairs = {"num_pairs": range(7, 8), "max_questions": 1}
-    alike, late = (
-        np.bincount(list(ages_of_asked(draw(3000, demand=demand, **pairs)[0][::2])), minlength=7) / 1500
-        for demand in (uniform, recent)
-    )
-    np.testing.assert_allclose(alike, 1 / 7, atol=0.04)
-    weights = 0.5 ** (np.arange(7) / 2)  # 1, .71, .5, .35 ...
-    np.testing.assert_allclose(late, weights / weights.sum(), atol=0.04)
+def test_ages_are_those_of_a_loop_and_every_answer_has_one():
+    ids, targets = draw(60)
+    for row, wanted, ages in zip(ids, targets, ages_of(ids, targets), strict=True):
+        for t, target in enumerate(wanted):
+            told = [n for n in range(t) if (row[n], row[n + 1]) == (row[t], target)]
+            assert ages[t] == (t - told[-1] if told else np.inf)
+            assert bool(told) == (target != IGNORED)
+
+
+def test_uniform_demand_asks_for_every_answer_of_the_same_rows_and_recent_demand_for_the_young():
+    ids, every = draw(1000, T=47, num_pairs=range(9, 17))
+    same, some = draw(1000, T=47, num_pairs=range(9, 17), demand=recent)
+    np.testing.assert_array_equal(ids, same)
+    is_asked = some != IGNORED
+    np.testing.assert_array_equal(every[is_asked], some[is_asked])
+    ages = ages_of(ids, every)
+    for kind in (0, 1):  # pairs, repeats
+        shares = [is_asked[kind::2][ages[kind::2] == age].mean() for age in (15, 16, 18, 20, 24)]
+        np.testing.assert_allclose(shares, [1, 1, 1 / 2, 1 / 4, 1 / 16], atol=0.1)
+
+
+def test_the_rows_that_the_shipped_recall_model_was_trained_on_stay_as_they_are():
+    data = RecallData(B=2, seed=0)
+    shas = [hashlib.sha256(b"".join(part.tobytes() for part in data.batch(step))) for step in (0, 1500)]
+    assert [sha.hexdigest()[:16] for sha in shas] == ["6f155c915a2642c6", "b1396344b1ecc48c"]
 
 
 def test_the_same_generator_gives_the_same_rows():
@@ -227,6 +243,6 @@ def test_data_gives_a_step_its_rows_in_any_order_and_holds_others_out():
 
 
 def test_data_that_differs_in_anything_has_another_fingerprint():
-    changes = [{}, {"B": 5}, {"seed": 4}, {"stages": STAGES[:1]}, {"demand": recent}, {"max_questions": 1}]
+    changes = [{}, {"B": 5}, {"seed": 4}, {"stages": STAGES[:1]}, {"demand": recent}]
     start = {"B": 4, "seed": 3, "stages": STAGES}
     assert len({RecallData(**{**start, **change}).fingerprint for change in changes}) == len(changes)

@@ -132,7 +132,7 @@ def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Cou
     layers = slice(layer, layer + 1)
     for one, count in zip(sequences, new.tolist(), strict=True):
         held, P = one.held[layers], one.layout.P
-        if (held % P >= count).all():
+        if all(number % P >= count for number in held[0].tolist()):
             continue  # all stand in the page under way, which is there
         if one.filling.missing(layers, (held - count) // P, -(-held // P)).any():
             raise OptionError(

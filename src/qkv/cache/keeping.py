@@ -65,7 +65,9 @@ class Keeping:
         if window is not None:
             self.model_windows[layer] = window
         shape = len(sequences), self.windows.shape[1]
-        first_keys = np.broadcast_to(self.first_keys[layer], shape)
+        first_keys = self.first_keys[layer : layer + 1]
+        if len(sequences) > 1:
+            first_keys = np.broadcast_to(first_keys, shape)
         if not self.has_windows:
             return Sight(new, None, first_keys)
         windows = np.minimum(self.windows[layer], self.model_windows[layer])

@@ -203,8 +203,9 @@ class PagedCache:
         sight = self.keeping.sight(self.sequences, layer, new, window)
         output, lse = attend_tables(self.sequences, layer, q, sight, weighing)
         for row, one in enumerate(self.sequences):
-            if dropped := self.keeping.evict(one, layer, q[row], lse[row], sight.of_row(row), weighing):
-                self.drops[row].append(dropped)
+            if self.policy.eviction is not None:
+                dropped = self.keeping.evict(one, layer, q[row], lse[row], sight.of_row(row), weighing)
+                self.drops[row] += [] if dropped is None else [dropped]
             if one.closes_pages:
                 drop_filled(one, layer)
         if layer == self.shape.num_layers - 1:

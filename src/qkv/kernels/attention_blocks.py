@@ -33,7 +33,7 @@ class BlockSteps(NamedTuple):
     ----------
     used_lanes : ``(call, panel)``
         Return how many lanes of a panel hold a query.
-    begin : ``(call, room)``
+    begin : ``(call, queries, room)``
         To be called before the first of neighbouring blocks.
     score : ``(call, pair, panel, queries, scores, room, widened, block, num_keys)``
         Compute the scores of a block of keys.
@@ -50,7 +50,9 @@ class BlockSteps(NamedTuple):
 
 def room_numbers(layout: Layout, size: int, value_size: int) -> int:
     """Return how many float32 numbers ``room`` takes."""
-    return code_room(size, value_size) if layout.codes else layout.chain_numbers
+    if layout.codes:
+        return code_room(layout.lanes, layout.beside, size, value_size)
+    return layout.chain_numbers
 
 
 def make_block_steps(layout: Layout) -> BlockSteps:
@@ -95,7 +97,7 @@ def _row_steps(layout: Layout, used_lanes: Any, all_finite: Any, mix_visible: An
     lanes, score_run, mix_run = layout.lanes, layout.score, layout.mix
 
     @compiled()
-    def begin(call, room):
+    def begin(call, queries, room):
         pass
 
     @compiled()
@@ -131,13 +133,15 @@ def _code_steps(layout: Layout, used_lanes: Any, all_finite: Any, mix_visible: A
     lanes, score_keys, mix_values = layout.lanes, layout.score, layout.mix
     key_codes, value_codes = layout.codes
     by_page = key_codes.steps == PER_CHANNEL
-    begin, locate, key_steps, value_steps = make_code_blocks(key_codes, value_codes)
+    begin, queries_in, locate, key_steps, value_steps = make_code_blocks(
+        key_codes, value_codes, lanes, layout.beside
+    )
     step_of_row = first_step(value_codes.steps)
 
     @compiled()
     def score(call, pair, panel, queries, scores, room, widened, block, num_keys):
         table, following = locate(call, pair, block, room)
-        size, used = integer_at(call, D), used_lanes(call, panel)
+        size, used, as_told = integer_at(call, D), used_lanes(call, panel), queries_in(call, room)
         key, scored = 0, 0
         for run in range(integer_at(table, NUM_RUNS)):
             count = min(integer_at(table, RUN_LENGTHS + run), num_keys - key)
@@ -148,7 +152,7 @@ def _code_steps(layout: Layout, used_lanes: Any, all_finite: Any, mix_visible: A
             if by_page or key == num_keys:
                 rows, next_rows = table + 8 * (KEY_ROWS + scored), following + 8 * (KEY_ROWS + scored)
                 some = moved(scores, scored * lanes)
-                score_keys(rows, next_rows, steps_in(room), queries, used, some, key - scored, size)
+                score_keys(rows, next_rows, steps_in(room), as_told, used, some, key - scored, size)
                 scored = key
 
     @compiled()

@@ -4,9 +4,9 @@ Products on codes take a whole block at once, however its keys are spread over p
 tables of addresses. The table of the next block is written down when a block begins, so that its rows and
 their steps can be asked for one by one while this block is worked on.
 
-The room for it: which blocks the two tables are of, the tables, the steps of a block's keys or values, and a
-row of zeros in place of the rows of pages that are gone. No query sees these, but the block that holds
-them has other keys.
+The room for it: which blocks the two tables are of, the tables, the steps of a block's keys or values, a
+row of zeros in place of the rows of pages that are gone, and the queries as products take them. No query sees
+the zeros, but the block that holds them has other keys.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +16,6 @@ import numpy as np
 from qkv.kernels.attention_words import (
     BLOCK_KEYS,
     D_V,
-    FP16,
     GROUP,
     K_CODES,
     K_LOWS,
@@ -30,18 +29,21 @@ from qkv.kernels.attention_words import (
 )
 from qkv.kernels.codes import EXACT, PER_CHANNEL, PER_GROUP, PER_ROW, Codes
 from qkv.kernels.compiler import compiled
-from qkv.kernels.key_rows import following_page, widen_floats
+from qkv.kernels.key_rows import following_page
 from qkv.kernels.launch import LINE_NUMBERS
 from qkv.kernels.memory import (
     address_of,
     integer_at,
     moved,
     number_at,
+    number_of_half,
     pointer,
     prefetch,
     put_integer,
     put_number,
 )
+from qkv.kernels.micro import CHAINS
+from qkv.kernels.widening import half_numbers, single_numbers, widen_beside, widen_pairs
 
 NUM_RUNS = 0  # keys that lie together in a page
 RUN_PAGES = 1
@@ -57,12 +59,12 @@ HEAD_WORDS = -(-(TABLES + 2 * TABLE_WORDS) // 8) * 8  # a whole number of lines
 NO_BLOCK = -1
 
 
-def code_room(size: int, value_size: int) -> int:
-    """Return how many float32 numbers the tables, steps and zeros of a worker take."""
+def code_room(lanes: int, beside: int, size: int, value_size: int) -> int:
+    """Return how many float32 numbers the tables, steps, zeros and queries of a worker take."""
     largest = max(size, value_size)
     groups = -(-value_size // GROUP)
-    steps = max(2 * size, BLOCK_KEYS, 2 * BLOCK_KEYS * groups)
-    return 2 * HEAD_WORDS + steps + largest
+    steps = max(2 * beside * size, BLOCK_KEYS, 2 * BLOCK_KEYS * groups)
+    return 2 * HEAD_WORDS + steps + largest + lanes * beside * size
 
 
 class CodeBlocks(NamedTuple):
@@ -70,8 +72,10 @@ class CodeBlocks(NamedTuple):
 
     Attributes
     ----------
-    begin : ``(call, room)``
-        Forget all blocks.
+    begin : ``(call, queries, room)``
+        Forget all blocks, and write down the queries as `code_products` takes them.
+    queries : ``(call, room)``
+        Return where they are.
     locate : ``(call, pair, block, room)``
         Return the addresses of a block's table and of the next one's.
     key_steps, value_steps : ``(call, table, run, key, count, room)``
@@ -80,27 +84,44 @@ class CodeBlocks(NamedTuple):
     """
 
     begin: Any
+    queries: Any
     locate: Any
     key_steps: Any
     value_steps: Any
 
 
-def make_code_blocks(keys: Codes, values: Codes) -> CodeBlocks:
+def make_code_blocks(keys: Codes, values: Codes, lanes: int, beside: int) -> CodeBlocks:
     """Make the steps for keys and values of some form."""
+    write_queries = widen_beside(single_numbers, 4, beside)
     key_bytes, key_halves = keys.code_bytes, keys.halves
     value_bytes, value_halves = values.code_bytes, values.halves
-    read_key_steps, read_value_steps = steps_reader(keys.steps), steps_reader(values.steps)
+    read_key_steps, read_value_steps = steps_reader(keys, beside), steps_reader(values, 1)
     ask_for_key_steps, ask_for_value_steps = steps_asker(keys.steps), steps_asker(values.steps)
 
     @compiled()
-    def begin(call, room):
+    def zeros_in(call, room):
+        """Return where the row of zeros is: behind the most steps that there can be."""
+        groups = (integer_at(call, D_V) + GROUP - 1) // GROUP
+        num_steps = max(2 * beside * integer_at(call, D), BLOCK_KEYS, 2 * BLOCK_KEYS * groups)
+        return moved(steps_in(room), num_steps)
+
+    @compiled()
+    def queries_in(call, room):
+        return moved(zeros_in(call, room), max(integer_at(call, D), integer_at(call, D_V)))
+
+    @compiled()
+    def begin(call, queries, room):
         words = address_of(room)
         put_integer(words, BLOCKS, NO_BLOCK)
         put_integer(words, BLOCKS + 1, NO_BLOCK)
         largest = max(integer_at(call, D), integer_at(call, D_V))
-        zeros = _zeros(call, room)
+        zeros = zeros_in(call, room)
         for number in range(largest):
             put_number(zeros, number, np.float32(0))
+        size, told = integer_at(call, D), queries_in(call, room)
+        for lane in range(lanes):
+            own, vector = address_of(moved(queries, lane * size)), moved(told, lane * beside * CHAINS)
+            write_queries(own, np.float32(1), vector, lanes * beside * CHAINS, size)
 
     @compiled()
     def ask_for_steps(call, page, slot, count):
@@ -148,7 +169,7 @@ def make_code_blocks(keys: Codes, values: Codes) -> CodeBlocks:
 
     @compiled()
     def locate(call, pair, block, room):
-        words, zeros = address_of(room), address_of(_zeros(call, room))
+        words, zeros = address_of(room), address_of(zeros_in(call, room))
         which = block // BLOCK_KEYS % 2
         for number in range(2):
             wanted, place = block + number * BLOCK_KEYS, (which + number) % 2
@@ -171,20 +192,13 @@ def make_code_blocks(keys: Codes, values: Codes) -> CodeBlocks:
             steps, lows = integer_at(call, K_STEPS), integer_at(call, K_LOWS)
         read_value_steps(page, slot, key, count, integer_at(call, D_V), steps, lows, steps_in(room))
 
-    return CodeBlocks(begin, locate, key_steps, value_steps)
+    return CodeBlocks(begin, queries_in, locate, key_steps, value_steps)
 
 
 @compiled()
 def steps_in(room: Any) -> Any:
     """Return where the steps are."""
     return moved(room, 2 * HEAD_WORDS)
-
-
-@compiled()
-def _zeros(call: Any, room: Any) -> Any:
-    """Return where the row of zeros is: behind the most steps that there can be."""
-    groups = (integer_at(call, D_V) + GROUP - 1) // GROUP
-    return moved(steps_in(room), max(2 * integer_at(call, D), BLOCK_KEYS, 2 * BLOCK_KEYS * groups))
 
 
 @compiled()
@@ -232,13 +246,15 @@ def first_step(kind: str) -> Any:
 
     @compiled()
     def per_group(row, size):
-        return row * ((size + GROUP - 1) // GROUP)
+        return 2 * row * ((size + GROUP - 1) // GROUP)
 
     return {PER_ROW: per_row, PER_GROUP: per_group}.get(kind, none)
 
 
-def steps_reader(kind: str) -> Any:
+def steps_reader(codes: Codes, beside: int) -> Any:
     """Make what brings a run's steps to ``target`` as float32; its first row is the block's row ``key``."""
+    halves, (low_unit, high_unit) = codes.halves, codes.units
+    widen_steps = widen_beside(half_numbers, 2, beside)
 
     @compiled()
     def exact(page, slot, key, count, size, steps, lows, target):
@@ -252,24 +268,32 @@ def steps_reader(kind: str) -> Any:
 
     @compiled()
     def per_channel(page, slot, key, count, size, steps, lows, target):
-        _bring_halves(page, steps, size, target)
-        _bring_halves(page, lows, size, moved(target, size))
+        if page == 0:
+            write_zeros(2 * beside * size, target)
+            return
+        half, vector = size // halves, beside * CHAINS
+        high_target = moved(target, 2 * beside * half)
+        widen_steps(page + steps, np.float32(1 / low_unit), target, 2 * vector, half)
+        widen_steps(page + steps + 2 * half, np.float32(1 / high_unit), high_target, 2 * vector, size - half)
+        widen_steps(page + lows, np.float32(1), moved(target, vector), 2 * vector, size)
 
     @compiled()
     def per_group(page, slot, key, count, size, steps, lows, target):
         groups = (size + GROUP - 1) // GROUP
-        before, own = 2 * slot * groups, moved(target, key * groups)
-        _bring_halves(page, steps + before, count * groups, own)
-        _bring_halves(page, lows + before, count * groups, moved(own, BLOCK_KEYS * groups))
+        before, own = 2 * slot * groups, moved(target, 2 * key * groups)
+        if page == 0:
+            write_zeros(2 * count * groups, own)
+            return
+        first_steps, first_lows = page + steps + before, page + lows + before
+        for place in range(widen_pairs(first_steps, first_lows, own, count * groups), count * groups):
+            put_number(own, 2 * place, number_of_half(first_steps + 2 * place))
+            put_number(own, 2 * place + 1, number_of_half(first_lows + 2 * place))
 
-    return {EXACT: exact, PER_ROW: per_row, PER_CHANNEL: per_channel, PER_GROUP: per_group}[kind]
+    return {EXACT: exact, PER_ROW: per_row, PER_CHANNEL: per_channel, PER_GROUP: per_group}[codes.steps]
 
 
 @compiled()
-def _bring_halves(page: Any, offset: Any, count: Any, numbers: Any) -> None:
-    """Write float16 numbers of a page as float32; zeros for a page that is gone."""
-    if page != 0:
-        widen_floats(FP16, page + offset, count, numbers)
-    else:
-        for number in range(count):
-            put_number(numbers, number, np.float32(0))
+def write_zeros(count: Any, numbers: Any) -> None:
+    """Write steps of a page that is gone."""
+    for number in range(count):
+        put_number(numbers, number, np.float32(0))

@@ -44,6 +44,8 @@ class Layout(NamedTuple):
         Queries side by side.
     codes : (Codes, Codes), optional
         The form of keys and values that ``score`` and ``mix`` read; float32 when left out.
+    beside : int
+        Keys whose chains are beside each other in a vector, where codes are read.
     chain_numbers : int
         Room that ``score`` needs beside the scores.
     place : ``(lane, d, size)``
@@ -61,6 +63,7 @@ class Layout(NamedTuple):
 
     lanes: int
     codes: tuple[Codes, Codes] | None
+    beside: int
     chain_numbers: int
     place: Any
     score: Any
@@ -110,6 +113,7 @@ def panel_layout(tile: Tile) -> Layout:
     return Layout(
         lanes,
         None,
+        1,
         0,
         place,
         score,
@@ -143,7 +147,7 @@ def row_layout(tile: Tile, element: str = "float32") -> Layout:
 
     chain_numbers = 0 if codes else (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
     merge = merge_states(1, lanes)
-    return Layout(lanes, codes, chain_numbers, place, score, softmax, rescale, mix, merge)
+    return Layout(lanes, codes, _beside(tile), chain_numbers, place, score, softmax, rescale, mix, merge)
 
 
 def _plain_softmax(vectors: int, width: int) -> Any:
@@ -168,6 +172,11 @@ def _packed_softmax(lanes: int) -> Any:
             soften(scores, num_keys, scale, highest, denominator, factors)
 
     return softmax
+
+
+def _beside(tile: Tile) -> int:
+    """Return how many keys' chains fit into a vector."""
+    return max(1, tile.width // CHAINS)
 
 
 def _vectors_of(tile: Tile, queries: int) -> int:
@@ -209,8 +218,10 @@ def _products_of_rows(tile: Tile) -> tuple[Any, Any]:
 
 def _products_of_codes(tile: Tile, keys: Codes, values: Codes) -> tuple[Any, Any]:
     """Make scores and mix of a layout for rows of codes."""
-    sums = 2 * CHAINS if tile.width > CHAINS else CHAINS  # a vector of chains takes a whole register or more
-    score_1, score_2, score_4, score_8 = (code_scores(count, sums, ROW_LANES, keys) for count in COUNTS)
+    sums, beside = 2 * CHAINS if tile.width > CHAINS else CHAINS, _beside(tile)
+    score_1, score_2, score_4, score_8 = (
+        code_scores(count, sums, beside, ROW_LANES, keys) for count in COUNTS
+    )
     mix_1, mix_2, mix_4, mix_8 = (
         code_mix(count, _vectors_of(tile, count), tile.width, ROW_LANES, values) for count in COUNTS
     )
@@ -218,13 +229,13 @@ def _products_of_codes(tile: Tile, keys: Codes, values: Codes) -> tuple[Any, Any
     @compiled()
     def score(rows, following, steps, queries, num_lanes, scores, num_keys, size):
         if num_lanes == 1:
-            score_1(rows, following, steps, queries, size, scores, num_keys, size)
+            score_1(rows, following, steps, queries, scores, num_keys, size)
         elif num_lanes == 2:
-            score_2(rows, following, steps, queries, size, scores, num_keys, size)
+            score_2(rows, following, steps, queries, scores, num_keys, size)
         elif num_lanes <= 4:
-            score_4(rows, following, steps, queries, size, scores, num_keys, size)
+            score_4(rows, following, steps, queries, scores, num_keys, size)
         else:
-            score_8(rows, following, steps, queries, size, scores, num_keys, size)
+            score_8(rows, following, steps, queries, scores, num_keys, size)
 
     @compiled()
     def mix(rows, following, steps, weights, output, num_lanes, num_keys, size):

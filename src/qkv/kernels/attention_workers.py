@@ -166,7 +166,7 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
             put_number(denominator, lane, np.float32(0))
         for number in range(value_size * lanes):
             put_number(output, number, np.float32(0))
-        begin_blocks(call, room)
+        begin_blocks(call, queries, room)
         first, _ = reach(call, spans)
         for block in range(start, stop, BLOCK_KEYS):
             num_keys = min(BLOCK_KEYS, stop - block)

@@ -13,23 +13,54 @@ version                                         fp16   bf16   fp8-e4m3  fp8-e5m2
 16 keys at a time widened beside, then as rows  1.5    1.6    1.4       1.7       1.6    1.1        0.8
 widened in the registers                        2.0    1.9    1.7       2.1       2.0    1.8        1.65
 and lines of half bytes into the first level    2.0    1.9    1.7       2.1       2.0    1.8        1.75
+and no load that repeats what it reads          2.2    2.2    2.4       2.9       2.5    2.2        2.4
 ==============================================  =====  =====  ========  ========  =====  =========  =====
 
-That is where float32 reads 26 GB/s. On the same shared machine there were minutes of 35, when float32 took
-8.1 ms in place of 10.3 and codes the same as ever, int8 4.7: then int8 was 1.7 times as fast, fp8-e4m3 1.4,
-int8-kivi and int4 1.5; the first line's int8 1.1 and int4 0.6.
+The first three lines are of minutes when float32 read 26 GB/s and took 10.3 ms, the last of some when it took
+11.7; when it took 10, int4 was 2.0 to 2.1 times as fast. On the same shared machine there were minutes of 35
+GB/s, when float32 took 8.1 ms and codes the same as ever. The last step by itself, one thread, nearer memory,
+ns a key and key head:
 
-What limits: all but fp16 and bf16 wait for the multipliers, no more for memory; from the second level of
-the cache they are 5 to 10 % faster. Four queries take 64 multiplications of vectors of 16 for each key, to
-which widening adds 12, for int8 16: 22 ns of a core at the clock's speed, where the products take 28
-and all of it 37. The rest is the softmax, the order in which chains are added up, steps from float16, and
-for int4 and int8-kivi a second call, in Python, for the page under way. Fewer multiplications would be other
-sums: a step that goes into the query once a page rounds elsewhere than in prefill, where the same token must
-give the same bits.
+=======  =====  =====  ========  ========  =====  =========  =====
+version                                         fp16   bf16   fp8-e4m3  fp8-e5m2  int8   int8-kivi  int4
+==============================================  =====  =====  ========  ========  =====  =========  =====
+16 keys at a time widened beside, then as rows  1.5    1.6    1.4       1.7       1.6    1.1        0.8
+widened in the registers                        2.0    1.9    1.7       2.1       2.0    1.8        1.65
+and lines of half bytes into the first level    2.0    1.9    1.7       2.1       2.0    1.8        1.75
+and no load that repeats what it reads          2.2    2.2    2.4       2.9       2.5    2.2        2.4
+==============================================  =====  =====  ========  ========  =====  =========  =====
 
-Tried and not kept: chains of two keys in one vector of 16 lanes (int4 1.01 times as fast, fp16 0.9 times);
-keys of half bytes by a table of their numbers, not converted (no change); the softmax on vectors of 16 (no
-change); lines of whole bytes into the first level (int8 0.9 times: two blocks fill it).
+The first three lines are of minutes when float32 took 10.3 ms, the last of some when it took 11.7: where it
+takes 10, int4 is 2.0 to 2.2 times as fast, where 8.1, all are a fifth less. The last step by itself, one
+thread, ns a key and key head:
+
+=======  =====  =====  ========  ========  =====  =========  =====
+version  fp16   bf16   fp8-e4m3  fp8-e5m2  int8   int8-kivi  int4
+=======  =====  =====  ========  ========  =====  =========  =====
+before   28.6   30.3   40.6      32.2      33.0   32.7       35.7
+after    28.3   28.1   34.3      27.8      32.0   32.0       31.9
+=======  =====  =====  ========  ========  =====  =========  =====
+
+What it found: a load that repeats a number, or eight, over a vector of 16 takes a turn of the units that
+multiply, although it needs none when nothing else does. The mix went from 12.0 ns a key to 10.5 when each
+multiplication repeats its weight itself, and its two steps of a group lie beside each other. Scores with the
+chains of two keys in a vector went from 15.9 to 18.3 with loads that repeat queries and steps; to 16.0 when
+these are written down twice; to 14.4 with 8 keys at once in place of 4; and to 13.4 when a high half of a
+byte stays where it is, for the compiler makes a shift of bytes of an instruction that multiplies.
+
+What limits: the multipliers. Four queries take 64 multiplications of vectors of 16 for each key of int4, to
+which widening adds 12: 20.6 ns at the clock's speed, where the products take 24 by themselves, 26 in place
+and all of it 32. Of these 2.5 are chains added up in their order, 2.7 the softmax, 1.2 tables of rows, 1.0
+steps from float16. Around that int4 and int8-kivi have a second call, in Python, for the page under way; what
+Python does before and after takes 0.3 to 0.4 ms of 4.8, because 38 MB have passed through the caches. Fewer
+multiplications would be other sums: a step that goes into the query once a page rounds elsewhere than in
+prefill, where the same token must give the same bits.
+
+Tried and not kept: keys of half bytes by a table of their numbers, not converted (no change); the softmax on
+vectors of 16, with maxima that wait for one instruction, or without its additions (no change: what fills is
+the list of instructions that wait); blocks of four lanes apart before single ones where chains are added up
+(no change), and chains written to memory and added up behind all keys of a block (0.5 ns slower); lines of
+whole bytes into the first level (int8 0.9 times: two blocks fill it).
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +69,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from qkv.kernels.attention_words import BLOCK_KEYS, GROUP
+from qkv.kernels.attention_words import GROUP
 from qkv.kernels.codes import PER_CHANNEL, PER_GROUP, PER_ROW, Codes
 from qkv.kernels.memory import instruction
 from qkv.kernels.micro import CHAINS
@@ -65,16 +96,19 @@ def _at(builder: ir.IRBuilder, row: Any, codes: Codes, place: Any) -> Any:
     return builder.gep(row, [builder.mul(place, index(codes.code_bytes))])
 
 
-def code_scores(queries: int, sums: int, lanes: int, codes: Codes) -> Any:
+def code_scores(queries: int, sums: int, beside: int, lanes: int, codes: Codes) -> Any:
     """Make ``scores = k q^T`` of rows of codes against ``queries`` rows of queries, a power of two.
 
-    The result takes ``(rows, following, steps, q, q_row, scores, num_keys, depth)``: addresses of two
-    tables, where each row begins and which one to ask for meanwhile. Scores stand as those of
-    `row_products.row_scores`, of which up to `MOST_KEYS` rows more than there are keys are written. Depth
-    is a multiple of `CHAINS`, in each half.
+    The result takes ``(rows, following, steps, q, scores, num_keys, depth)``: addresses of two tables, where
+    each row begins and which one to ask for meanwhile. Scores stand as those of `row_products.row_scores`, of
+    which up to `MOST_KEYS` rows more than there are keys are written. Depth is a multiple of `CHAINS`, in
+    each half.
 
-    Several keys are read at once, as many as have their chains in ``sums`` registers: what is read of a
-    query meets all of them, and no sum waits for itself.
+    Several keys are read at once, as many as have their chains in ``sums`` registers: what is read of a query
+    meets all of them, and no sum waits for itself. The chains of ``beside`` keys are beside each other in a
+    vector. What meets all of these is told as such vectors, each `CHAINS` numbers so many times one after
+    another: at every `CHAINS` columns one of each of ``lanes`` queries, and one each of factors of channels
+    and of what is added to them.
     """
 
     @instruction
@@ -84,56 +118,54 @@ def code_scores(queries: int, sums: int, lanes: int, codes: Codes) -> Any:
         following: Any,
         steps: Any,
         q: Any,
-        q_row: Any,
         scores: Any,
         num_keys: Any,
         depth: Any,
     ) -> Any:
         size = types.intp
-        signature = types.void(size, size, steps, q, size, scores, size, size)
-        return signature, _write_scores(queries, sums, lanes, codes)
+        signature = types.void(size, size, steps, q, scores, size, size)
+        return signature, _write_scores(queries, sums, beside, lanes, codes)
 
     return product
 
 
-def _write_scores(queries: int, num_sums: int, lanes: int, codes: Codes) -> Callable[..., Any]:
-    abreast = min(MOST_KEYS, num_sums // queries)
+def _write_scores(queries: int, num_sums: int, beside: int, lanes: int, codes: Codes) -> Callable[..., Any]:
+    abreast = min(MOST_KEYS, num_sums * beside // queries)
 
     def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        table, following, steps, q, q_row, scores, num_keys, depth = arguments
-        writer = VectorWriter(builder, CHAINS)
-        half = builder.sdiv(depth, index(codes.halves))
-        turns, last = builder.sdiv(half, index(CHAINS)), builder.sub(num_keys, index(1))
-        q_rows = [builder.gep(q, [builder.mul(q_row, index(query))]) for query in range(queries)]
+        table, following, steps, q, scores, num_keys, depth = arguments
+        writer = VectorWriter(builder, beside * CHAINS)
+        half, last = builder.sdiv(depth, index(codes.halves)), builder.sub(num_keys, index(1))
+        turns = builder.sdiv(half, index(CHAINS))
 
         def score_some(number: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(number, index(abreast))
             # Where fewer are left the last one is read again, so that nothing behind it is.
             keys = [_least(builder, builder.add(first, index(key)), last) for key in range(abreast)]
-            rows = [_row(builder, table, key) for key in keys]
             _ask_for_rows(writer, [_row(builder, following, key) for key in keys], codes, half)
-            widen = _widening(writer, codes, steps, keys, depth)
-            sums = [writer.constant(0.0)] * (abreast * queries)
+            rows = [_row(builder, table, key) for key in keys]
+            widen = _widening(writer, beside, codes, steps, keys)
+            sums = [writer.constant(0.0)] * (abreast // beside * queries)
             for number_of_half, load in enumerate(codes.loads):
-                begin = builder.mul(half, index(number_of_half))
+                turns_before = builder.mul(turns, index(number_of_half))
 
-                def step(turn: Any, sums: list[Any], load: Any = load, begin: Any = begin) -> list[Any]:
-                    place, growing = builder.mul(turn, index(CHAINS)), iter(sums)
-                    column = builder.add(begin, place)
-                    read = [load(writer, _at(builder, row, codes, place)) for row in rows]
-                    beside = [writer.load(row, column) for row in q_rows]
+                def step(
+                    turn: Any, sums: list[Any], load: Any = load, before: Any = turns_before
+                ) -> list[Any]:
+                    place, told = builder.mul(turn, index(CHAINS)), builder.add(before, turn)
+                    starts = [_at(builder, row, codes, place) for row in rows]
+                    read = [load(writer, *starts[key : key + beside]) for key in range(0, abreast, beside)]
+                    own = builder.gep(q, [builder.mul(told, index(lanes * writer.width))])
+                    against = [writer.load(own, index(query * writer.width)) for query in range(queries)]
+                    growing = iter(sums)
                     return [
                         writer.fma(number, query, next(growing))
-                        for number in widen(read, column)
-                        for query in beside
+                        for number in widen(read, told)
+                        for query in against
                     ]
 
                 sums = repeat(builder, turns, sums, step)
-            for some in range(0, len(sums), CHAINS):
-                totals = writer.sum_each(sums[some : some + CHAINS])
-                for key in range(CHAINS // queries):
-                    place = builder.mul(builder.add(first, index(some // queries + key)), index(lanes))
-                    writer.store_part(writer.part(totals, key * queries, queries), scores, place)
+            _store_scores(writer, sums, queries, first, scores, lanes)
             return []
 
         rounds = builder.sdiv(builder.add(num_keys, index(abreast - 1)), index(abreast))
@@ -141,6 +173,21 @@ def _write_scores(queries: int, num_sums: int, lanes: int, codes: Codes) -> Call
         return context.get_dummy_value()
 
     return write
+
+
+def _store_scores(
+    writer: VectorWriter, sums: Sequence[Any], queries: int, first: Any, scores: Any, lanes: int
+) -> None:
+    """Add up the chains of some keys from ``first`` on; one key's in a vector for each query."""
+    builder, beside = writer.builder, writer.width // CHAINS
+    for some in range(0, len(sums), CHAINS):
+        vectors = list(sums[some : some + CHAINS])
+        totals = writer.sum_each(vectors + [writer.constant(0.0)] * (CHAINS - len(vectors)))
+        for number in range(0, len(vectors), queries):
+            for key in range(beside):
+                place = builder.add(first, index((some + number) // queries * beside + key))
+                part = writer.part(totals, key * CHAINS + number, queries)
+                writer.store_part(part, scores, builder.mul(place, index(lanes)))
 
 
 def _least(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
@@ -161,21 +208,25 @@ def _ask_for_rows(writer: VectorWriter, rows: Sequence[Any], codes: Codes, half:
             writer.prefetch(row, builder.mul(line, index(LINE_BYTES)), near=codes.halves == 2)
         return []
 
-    repeat(builder, lines, [], ask)
+    ask(index(0), [])
+    repeat(builder, builder.sub(lines, index(1)), [], lambda line, _: ask(builder.add(line, index(1)), _))
 
 
 def _widening(
-    writer: VectorWriter, codes: Codes, steps: Any, keys: Sequence[Any], depth: Any
+    writer: VectorWriter, beside: int, codes: Codes, steps: Any, keys: Sequence[Any]
 ) -> Callable[[list[Any], Any], list[Any]]:
-    """Return what makes numbers of vectors of codes from one column on, a vector for each key."""
+    """Return what makes numbers of codes, each vector of ``beside`` keys, at some place of what is told."""
     builder = writer.builder
     if codes.steps == PER_ROW:
-        scales = [writer.splat(builder.load(builder.gep(steps, [key]))) for key in keys]
+        chains = VectorWriter(builder, CHAINS)
+        own = [chains.splat(builder.load(builder.gep(steps, [key]))) for key in keys]
+        scales = [chains.joined(own[key : key + beside]) for key in range(0, len(own), beside)]
         return lambda read, _: [builder.fmul(one, scale) for one, scale in zip(read, scales, strict=True)]
     if codes.steps == PER_CHANNEL:
 
-        def widen(read: list[Any], column: Any) -> list[Any]:
-            factor, low = writer.load(steps, column), writer.load(steps, builder.add(depth, column))
+        def widen(read: list[Any], told: Any) -> list[Any]:
+            own = builder.gep(steps, [builder.mul(told, index(2 * writer.width))])
+            factor, low = writer.load(own), writer.load(own, index(writer.width))
             return [writer.fma(one, factor, low) for one in read]
 
         return widen
@@ -230,10 +281,16 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes)
                 for place in places[:: max(1, LINE_BYTES // (width * codes.code_bytes))]:
                     writer.prefetch(_at(builder, next_row, codes, place), index(0), near=codes.halves == 2)
                 numbers = read(key, [_at(builder, row, codes, place) for place in places], offsets)
-                weight, growing = builder.gep(weights, [builder.mul(key, index(lanes))]), iter(sums)
-                splats = [writer.splat(builder.load(builder.gep(weight, [index(q)]))) for q in range(queries)]
-                return [writer.fma(one, number, next(growing)) for one in splats for number in numbers]
+                growing = iter(sums)
+                first_weight = builder.mul(key, index(lanes))
+                asked = [builder.add(first_weight, index(query)) for query in range(queries)]
+                return [
+                    writer.fma(writer.splat(builder.load(builder.gep(own, [weight]))), number, next(growing))
+                    for weight in asked
+                    for own, number in zip(own_weights, numbers, strict=True)
+                ]
 
+            own_weights = [_apart(builder, weights, width) for _ in columns]
             begun = [writer.load(row, column) for row in outputs for column in columns]
             growing = iter(repeat(builder, num_keys, begun, step))
             for row in outputs:
@@ -260,6 +317,18 @@ def _write_mix(queries: int, vectors: int, width: int, lanes: int, codes: Codes)
     return write
 
 
+def _apart(builder: ir.IRBuilder, start: Any, width: int) -> Any:
+    """Return the same address, of which the compiler does not know that it is the same.
+
+    What is read from it for each multiplication anew is read by the multiplication itself, where an
+    instruction can do both, with vectors of 16 numbers. To read it once and repeat it in a register for all
+    of them takes the units that multiply.
+    """
+    if width != LEVELS:
+        return start
+    return builder.asm(ir.FunctionType(start.type, [start.type]), "", "=r,0", [start], True)
+
+
 Read = Callable[[Any, Sequence[Any], Sequence[int]], list[Any]]
 """Writes what reads a row's numbers at some addresses: at each of them, those of all halves."""
 
@@ -277,16 +346,15 @@ def _reading(writer: VectorWriter, codes: Codes, steps: Any, firsts: Sequence[An
 
     def read_grouped(key: Any, addresses: Sequence[Any], offsets: Sequence[int]) -> list[Any]:
         groups = builder.sdiv(builder.add(depth, index(GROUP - 1)), index(GROUP))
-        lows = builder.mul(groups, index(BLOCK_KEYS))
-        own, stepped, numbers = builder.gep(steps, [builder.mul(key, groups)]), {}, []
+        own, stepped, numbers = builder.mul(key, groups), {}, []
         for address, offset in zip(addresses, offsets, strict=True):
             for half, first in enumerate(firsts):
                 where = half, offset // GROUP
                 if where not in stepped:
                     group = builder.add(builder.sdiv(first, index(GROUP)), index(offset // GROUP))
+                    both = builder.gep(steps, [builder.mul(builder.add(own, group), index(2))])
                     factor, low = (
-                        writer.splat(builder.load(builder.gep(own, [place])))
-                        for place in (group, builder.add(lows, group))
+                        writer.splat(builder.load(builder.gep(both, [index(which)]))) for which in range(2)
                     )
                     stepped[where] = _stepping(writer, codes, half, factor, low)
                 numbers.append(stepped[where](address))

@@ -10,6 +10,7 @@ from qkv.kernels.widening import (
     e5m2_numbers,
     half_numbers,
     high_nibbles,
+    high_nibbles_in_place,
     int8_numbers,
     low_nibbles,
     uint8_numbers,
@@ -31,12 +32,15 @@ class Codes(NamedTuple):
     steps : str
         What belongs to row r and channel d beside the code, in float32. `EXACT`: nothing. `PER_ROW`: a factor
         ``steps[r]``. `PER_CHANNEL`: a factor ``steps[d]`` and what is added, ``steps[D + d]``. `PER_GROUP`:
-        a factor ``steps[r, d // GROUP]`` of a block of rows, and what is added, behind those of the block.
+        a factor ``steps[r, d // GROUP, 0]`` of a block of rows, and what is added beside it.
+    units : tuple of int
+        How many times a code what is read of it is, for each half. Factors are told in so many parts.
     """
 
     loads: tuple[Load, ...]
     code_bytes: int = 1
     steps: str = EXACT
+    units: tuple[int, ...] = (1, 1)
 
     @property
     def halves(self) -> int:
@@ -56,7 +60,7 @@ CODES: Mapping[str, tuple[Codes, Codes]] = {
     "int8": _both(Codes((int8_numbers,), steps=PER_ROW)),
     "int8-kivi": (Codes((uint8_numbers,), steps=PER_CHANNEL), Codes((int8_numbers,), steps=PER_ROW)),
     "int4": (
-        Codes((low_nibbles, high_nibbles), steps=PER_CHANNEL),
+        Codes((low_nibbles, high_nibbles_in_place), steps=PER_CHANNEL, units=(1, 16)),
         Codes((low_nibbles, high_nibbles), steps=PER_GROUP),
     ),
 }

@@ -111,7 +111,7 @@ class VectorWriter:
 
     def joined(self, vectors: Sequence[Any]) -> Any:
         """Return the lanes of one vector after those of another, of as many as are a power of 2."""
-        joined, width = list(vectors), self.width
+        joined, width = list(vectors), vectors[0].type.count
         while len(joined) > 1:
             lanes = ir.Constant(ir.VectorType(I32, 2 * width), list(range(2 * width)))
             pairs = zip(joined[::2], joined[1::2], strict=True)
@@ -126,10 +126,12 @@ class VectorWriter:
     def sum_each(self, vectors: Sequence[Any]) -> Any:
         """Return a vector of each vector's sum over its lanes, added up in the lanes' order.
 
-        There are as many vectors as lanes: they are transposed, so that the sums run lane by lane.
+        There are as many vectors as lanes: they are transposed, so that the sums run lane by lane. Where
+        there are fewer, a power of two, each part of as many lanes is summed on its own: the first parts of
+        all come first, then the second ones.
         """
         columns, distance = list(vectors), 1
-        while distance < self.width:
+        while distance < len(vectors):
             columns = self._swap_blocks(columns, distance)
             distance *= 2
         total = columns[0]
@@ -142,7 +144,7 @@ class VectorWriter:
         width, swapped = self.width, list(rows)
         low = [lane if not lane & distance else width + lane - distance for lane in range(width)]
         high = [lane + distance if not lane & distance else width + lane for lane in range(width)]
-        for row in range(width):
+        for row in range(len(rows)):
             if not row & distance:
                 pair = rows[row], rows[row + distance]
                 swapped[row], swapped[row + distance] = (

@@ -7,7 +7,7 @@ The ladder, decode of one token over 32,768 keys of 8 key heads, int8: loops ove
 compiler did not turn into vectors, took 2.5 times as long as these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -15,26 +15,35 @@ from numba import types
 
 from qkv.kernels.host import VECTOR_WIDTH
 from qkv.kernels.memory import instruction
-from qkv.kernels.vectors import I8, I16, VectorWriter, index, repeat
+from qkv.kernels.micro import CHAINS
+from qkv.kernels.vectors import F32, I8, I16, I32, VectorWriter, index, repeat
 
 HALF = ir.HalfType()
 
-Load = Callable[[VectorWriter, Any], Any]
-"""Write what reads the codes at an address, a pointer to bytes, and return them as float32."""
+Load = Callable[..., Any]
+"""Write what reads a vector of codes with a `VectorWriter` and returns it as float32.
+
+Codes begin at an address, a pointer to bytes; at several, each has its share of the lanes.
+"""
 
 
-def half_numbers(writer: VectorWriter, address: Any) -> Any:
+def single_numbers(writer: VectorWriter, *addresses: Any) -> Any:
+    """Read float32 numbers."""
+    return _codes(writer, addresses, F32, 4)
+
+
+def half_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read float16 numbers."""
-    return writer.builder.fpext(_codes(writer, address, HALF, 2), writer.type)
+    return writer.builder.fpext(_codes(writer, addresses, HALF, 2), writer.type)
 
 
-def bfloat16_numbers(writer: VectorWriter, address: Any) -> Any:
+def bfloat16_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read bfloat16 numbers: their bits are float32's upper half."""
-    bits = writer.builder.zext(_codes(writer, address, I16, 2), writer.int_type)
+    bits = writer.builder.zext(_codes(writer, addresses, I16, 2), writer.int_type)
     return writer.builder.bitcast(writer.builder.shl(bits, writer.int_constant(16)), writer.type)
 
 
-def e4m3_numbers(writer: VectorWriter, address: Any) -> Any:
+def e4m3_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read 8-bit floats of 4 exponent bits.
 
     Moved up by 7 places they are float16 numbers too small by 2^8, but for a copy of the sign where those
@@ -46,53 +55,61 @@ def e4m3_numbers(writer: VectorWriter, address: Any) -> Any:
     def constant(value: int) -> ir.Constant:
         return ir.Constant(shorts, [value] * writer.width)
 
-    moved = builder.shl(builder.sext(_codes(writer, address, I8, 1), shorts), constant(7))
+    moved = builder.shl(builder.sext(_codes(writer, addresses, I8, 1), shorts), constant(7))
     carried = builder.and_(builder.add(moved, constant(0x80)), constant(0x4000))
     half = builder.bitcast(builder.xor(moved, carried), ir.VectorType(HALF, writer.width))
     return builder.fmul(builder.fpext(half, writer.type), writer.constant(2.0**8))
 
 
-def e5m2_numbers(writer: VectorWriter, address: Any) -> Any:
+def e5m2_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read 8-bit floats of 5 exponent bits: float16 numbers without their last byte."""
     builder, shorts = writer.builder, ir.VectorType(I16, writer.width)
-    code = builder.zext(_codes(writer, address, I8, 1), shorts)
+    code = builder.zext(_codes(writer, addresses, I8, 1), shorts)
     half = builder.shl(code, ir.Constant(shorts, [8] * writer.width))
     return builder.fpext(builder.bitcast(half, ir.VectorType(HALF, writer.width)), writer.type)
 
 
-def int8_numbers(writer: VectorWriter, address: Any) -> Any:
+def int8_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read signed bytes."""
-    code = writer.builder.sext(_codes(writer, address, I8, 1), writer.int_type)
+    code = writer.builder.sext(_codes(writer, addresses, I8, 1), writer.int_type)
     return writer.builder.sitofp(code, writer.type)
 
 
-def uint8_numbers(writer: VectorWriter, address: Any) -> Any:
+def uint8_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read unsigned bytes."""
-    return writer.builder.sitofp(unsigned_bytes(writer, address), writer.type)
+    return writer.builder.sitofp(unsigned_bytes(writer, *addresses), writer.type)
 
 
-def low_nibbles(writer: VectorWriter, address: Any) -> Any:
+def low_nibbles(writer: VectorWriter, *addresses: Any) -> Any:
     """Read the lower halves of bytes."""
-    code = writer.builder.and_(unsigned_bytes(writer, address), writer.int_constant(15))
+    code = writer.builder.and_(unsigned_bytes(writer, *addresses), writer.int_constant(15))
     return writer.builder.sitofp(code, writer.type)
 
 
-def high_nibbles(writer: VectorWriter, address: Any) -> Any:
+def high_nibbles_in_place(writer: VectorWriter, *addresses: Any) -> Any:
+    """Read the upper halves of bytes as 16 times what they stand for, which spares a shift."""
+    code = writer.builder.and_(unsigned_bytes(writer, *addresses), writer.int_constant(240))
+    return writer.builder.sitofp(code, writer.type)
+
+
+def high_nibbles(writer: VectorWriter, *addresses: Any) -> Any:
     """Read the upper halves of bytes."""
-    code = writer.builder.lshr(unsigned_bytes(writer, address), writer.int_constant(4))
+    code = writer.builder.lshr(unsigned_bytes(writer, *addresses), writer.int_constant(4))
     return writer.builder.sitofp(code, writer.type)
 
 
-def unsigned_bytes(writer: VectorWriter, address: Any) -> Any:
+def unsigned_bytes(writer: VectorWriter, *addresses: Any) -> Any:
     """Read unsigned bytes as integers."""
-    return writer.builder.zext(_codes(writer, address, I8, 1), writer.int_type)
+    return writer.builder.zext(_codes(writer, addresses, I8, 1), writer.int_type)
 
 
-def _codes(writer: VectorWriter, address: Any, kind: ir.Type, align: int) -> Any:
-    vector = ir.VectorType(kind, writer.width)
-    loaded: Any = writer.builder.load(writer.builder.bitcast(address, vector.as_pointer()))
-    loaded.align = align
-    return loaded
+def _codes(writer: VectorWriter, addresses: Sequence[Any], kind: ir.Type, align: int) -> Any:
+    vector, parts = ir.VectorType(kind, writer.width // len(addresses)), []
+    for address in addresses:
+        loaded: Any = writer.builder.load(writer.builder.bitcast(address, vector.as_pointer()))
+        loaded.align = align
+        parts.append(loaded)
+    return writer.joined(parts)
 
 
 def widen_scaled(load: Load, code_bytes: int) -> Any:
@@ -121,6 +138,66 @@ def widen_scaled(load: Load, code_bytes: int) -> Any:
         return signature, write
 
     return widen
+
+
+def widen_beside(load: Load, code_bytes: int, times: int) -> Any:
+    """Make ``numbers = codes * scale``, each `CHAINS` of them ``times`` times one after another.
+
+    The result takes ``(codes, scale, numbers, step, count)``: codes by address, how many numbers further on
+    the next ones are written, and a multiple of `CHAINS`.
+    """
+
+    @instruction
+    def widen(typing_context: Any, codes: Any, scale: Any, numbers: Any, step: Any, count: Any) -> Any:
+        signature = types.void(types.intp, types.float32, numbers, types.intp, types.intp)
+
+        def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+            codes, scale, numbers, step, count = arguments
+            writer = VectorWriter(builder, CHAINS)
+            start, scales = builder.inttoptr(codes, I8.as_pointer()), writer.splat(scale)
+
+            def write_some(number: Any, _: list[Any]) -> list[Any]:
+                address = builder.gep(start, [builder.mul(number, index(CHAINS * code_bytes))])
+                widened = builder.fmul(load(writer, address), scales)
+                target = builder.gep(numbers, [builder.mul(number, step)])
+                for copy in range(times):
+                    writer.store(widened, target, index(copy * CHAINS))
+                return []
+
+            repeat(builder, builder.sdiv(count, index(CHAINS)), [], write_some)
+            return context.get_dummy_value()
+
+        return signature, write
+
+    return widen
+
+
+@instruction
+def widen_pairs(typing_context: Any, first: Any, second: Any, numbers: Any, count: Any) -> Any:
+    """Write pairs of float32 numbers: one of each of two runs of float16, which are told by address.
+
+    Takes ``(first, second, numbers, count)`` and returns how many pairs it wrote.
+    """
+    signature = types.intp(types.intp, types.intp, numbers, types.intp)
+
+    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        *starts, numbers, count = arguments
+        writer = VectorWriter(builder, VECTOR_WIDTH)
+        runs = [builder.inttoptr(start, I8.as_pointer()) for start in starts]
+        lanes = [run * VECTOR_WIDTH + lane for lane in range(VECTOR_WIDTH) for run in range(2)]
+        in_turn = ir.Constant(ir.VectorType(I32, 2 * VECTOR_WIDTH), lanes)
+
+        def step(number: Any, _: list[Any]) -> list[Any]:
+            place = builder.mul(number, index(VECTOR_WIDTH))
+            address = builder.mul(place, index(2))
+            first, second = (half_numbers(writer, builder.gep(run, [address])) for run in runs)
+            pairs = builder.shuffle_vector(first, second, in_turn)
+            writer.store_part(pairs, numbers, builder.mul(place, index(2)))
+            return []
+
+        return _whole_vectors(builder, count, step)
+
+    return signature, write
 
 
 def widen_stepped(load: Load) -> Any:

@@ -178,7 +178,7 @@ CACHING = Experiment(
         ),
     ),
     quick=Caching(),
-    full=Caching(widths=(128, 512), lengths=(25, 50, 100, 200, 400), pairs=7),
+    full=Caching(widths=(128, 512), lengths=(25, 50, 100, 200), pairs=5),
     measure=measure,
     shows=Words(
         "{small_speedup:.1f}x and {large_speedup:.1f}x at 100 tokens, by model size",

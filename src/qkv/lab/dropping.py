@@ -167,7 +167,7 @@ DROPPING = Experiment(
         ),
     ),
     quick=Dropping(),
-    full=Dropping(texts=11, T=512, budgets=(32, 64, 96, 128), rows_each=4, recall_budgets=(8, 16, 24, 32)),
+    full=Dropping(texts=7, T=384, budgets=(32, 64, 128), rows_each=2, recall_budgets=(8, 16, 32)),
     measure=measure,
     shows=Words(
         "{budget:.0f} of {T:.0f} tokens: best +{best_kl:.3f} nats, random +{random_kl:.3f}",

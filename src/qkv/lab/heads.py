@@ -238,7 +238,7 @@ HEADS = Experiment(
         ),
     ),
     quick=Heads(),
-    full=Heads(texts=11, T=256, ablated_texts=7),
+    full=Heads(texts=11, T=256, ablated_texts=5),
     measure=measure,
     shows=Words(
         "JS {js:.2f} bit, untrained {untrained_js:.2f}; local {local:.0%}, copy {induction:.0%}",

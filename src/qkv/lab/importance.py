@@ -4,35 +4,42 @@ What matters is found by trying: each token of a text is replaced by another, se
 divergence of what the model then says from what it said is that token's importance (occlusion). Attention of
 the last query is read in three ways: in the last layer, as a mean over all layers, and rolled out, that is
 multiplied through the layers with the stream that passes by them (Abnar and Zuidema 2020). All of them are
-ranked against occlusion.
+ranked against occlusion, and so is gradient x input, which asks for derivatives and not for attention.
 
 Near tokens are attended to and they matter: so distance alone is a rival, and correlations are given a second
-time with distance held fixed. Random scores are the other control. Last, the weights of the last layer are
+time with distance held fixed. Random scores are the other control. Then the weights of the last layer are
 dealt to other tokens: if they were mere decoration, nothing would change (Jain and Wallace 2019).
+
+Last, a task where it is known what matters: a row of pairs, one of which is asked for. There each way is only
+asked what it puts first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from qkv.lab.attribution import Floats, Occlude, Watch, learnable, occlusion, scores_of
 from qkv.lab.experiment import Control, Experiment, Part, at_least, at_most
 from qkv.lab.instruments import Instruments
 from qkv.lab.own_texts import Ids, log_softmax, write_texts
+from qkv.lab.pointing import pointing_numbers
 from qkv.lab.rank_correlation import kendall, partial_spearman, spearman
 from qkv.lab.result import Measured, Number
 from qkv.lab.words import Words
 from qkv.models import Model
 from qkv.models.watching import watch
 
-Floats = NDArray[Any]
-Occlude = Callable[[Model, Ids, Ids, int, np.random.Generator], Floats]
-"""A model, a text, ids to replace tokens with, how often, random numbers; to each token's importance."""
+ATTENTION = ("last", "mean", "rollout")
+"""The ways of reading it."""
 
-WAYS = ("last", "mean", "rollout", "recency", "random")
-"""Attention read in three ways, and two controls."""
+MORE = 0.1
+"""Of a rank correlation: what one way must say beyond another to be clearly better. Chance moves it less."""
+LITTLE = 0.5
+"""A rank correlation up to which less than a quarter of the variance of ranks is explained."""
+HALF = 0.5
+"""Of rows: a way whose first place is right in fewer does not show what matters."""
 
 
 @dataclass(frozen=True)
@@ -45,98 +52,63 @@ class Importance:
         How many texts, at least 2, of how many tokens.
     replacements : int
         How many other tokens stand in for each in turn.
+    N, rows_each : int
+        Pairs in a row of which one is asked for, and how often each place is.
     """
 
-    texts: int = 6
+    texts: int = 16
     T: int = 48
     replacements: int = 2
-
-
-def occlusion(model: Model, text: Ids, others: Ids, replacements: int, random: np.random.Generator) -> Floats:
-    """Return how far what a model says after a text moves when each token is replaced, in nats.
-
-    Parameters
-    ----------
-    model : Model
-    text : (T,) integers
-    others : (N,) integers
-        Where replacements are drawn from: what is as common there is as likely.
-    replacements : int
-        Over which the divergence is a mean.
-    random : numpy.random.Generator
-
-    Returns
-    -------
-    (T - 2,) float64
-        For all tokens but the one that begins the text and the last.
-    """
-    said = log_softmax(model.next_logits(text))
-    importance = []
-    for at in range(1, len(text) - 1):
-        changed = np.tile(text, (replacements, 1))
-        changed[:, at] = random.choice(others[others != text[at]], replacements)
-        then = log_softmax(model.next_logits(changed))
-        importance.append((np.exp(said) * (said - then)).sum(axis=-1).mean())
-    return np.array(importance)
+    N: int = 16
+    rows_each: int = 2
 
 
 def measure(
-    settings: Importance, instruments: Instruments, *, importance_of: Occlude = occlusion
+    settings: Importance,
+    instruments: Instruments,
+    *,
+    importance_of: Occlude = occlusion,
+    watch: Watch = watch,
 ) -> Measured:
-    """Rank the tokens of each text by attention and by occlusion, and deal out attention anew."""
+    """Rank the tokens of texts by attention and by occlusion, deal out attention anew, then ask for pairs."""
     model = instruments.text_model()
     texts = write_texts(model, settings.texts, settings.T, instruments.generator("texts"))
-    others = texts[:, 1:].reshape(-1)
+    others, way_back = texts[:, 1:].reshape(-1), learnable(model)
     found: dict[str, list[float]] = {}
     series: dict[str, Any] = {}
     for index, text in enumerate(texts):
         random = instruments.generator("importance", index)
         true = importance_of(model, text, others, settings.replacements, random)
-        by_way = attention_scores(watch(model, text).weights, random)
-        numbers = comparisons(by_way, true) | dealt_anew(model, text, random)
-        for name, value in numbers.items():
+        by_way = scores_of(model, text, watch(model, text).weights, way_back, random)
+        for name, value in (comparisons(by_way, true) | dealt_anew(model, text, random)).items():
             found.setdefault(name, []).append(value)
         if index == 0:
-            series = {"importance": true.tolist()} | {name: by_way[name].tolist() for name in WAYS[:3]}
-    numbers = {name: Number.of(values) for name, values in found.items()}
-    beyond = [one - other for one, other in zip(found["last_tau"], found["recency_tau"], strict=True)]
-    random_size = abs(numbers["random_tau"].value)
-    return Measured({**numbers, "last_beyond_recency": Number.of(beyond), "random_size": random_size}, series)
+            drawn = by_way.keys() - {"recency", "random"}
+            series = {"importance": true.tolist()} | {name: by_way[name].tolist() for name in sorted(drawn)}
+    asked = settings.N, settings.rows_each, settings.replacements
+    recall = pointing_numbers(instruments, *asked, importance_of, watch)
+    return Measured(text_numbers(found) | recall, series)
 
 
-def attention_scores(weights: Floats, random: np.random.Generator) -> dict[str, Floats]:
-    """Return what each way of reading the weights ``(L, H, T, T)`` says of each token, controls among them.
-
-    As in `occlusion`, the token that begins the text and the last are left out.
-    """
-    T = weights.shape[-1]
-    by_layer = weights.mean(axis=1)
-    last_query = {
-        "last": by_layer[-1, -1],
-        "mean": by_layer.mean(axis=0)[-1],
-        "rollout": rollout(by_layer)[-1],
+def text_numbers(found: Mapping[str, list[float]]) -> dict[str, Number | float]:
+    """Return the medians over texts, the share of texts where first places agree, and who tells more."""
+    numbers: dict[str, Number | float] = {
+        name: float(np.mean(values)) if name.endswith("_first") else Number.of(values)
+        for name, values in found.items()
     }
-    return {name: row[1:-1] for name, row in last_query.items()} | {
-        "recency": np.arange(1, T - 1, dtype=float),
-        "random": random.random(T - 2),
-    }
+    numbers["last_beyond_recency"] = differences(found["last_tau"], found["recency_tau"])
+    numbers["random_size"] = abs(float(np.median(found["random_tau"])))
+    if "gradient_tau" in found:
+        by_way = [found[f"{name}_given_distance"] for name in ATTENTION]
+        best = max(by_way, key=np.median)
+        numbers["attention_given_distance"] = Number.of(best)
+        numbers["gradient_beyond_attention"] = differences(found["gradient_given_distance"], best)
+    return numbers
 
 
-def rollout(by_layer: Floats) -> Floats:
-    """Return attention through all layers ``(T, T)``, half of each going past it in the residual stream.
-
-    Examples
-    --------
-    Two layers that each look at the first token: a quarter of the second token goes past both.
-
-    >>> rollout(np.array([[[1.0, 0.0], [1.0, 0.0]]] * 2)).tolist()
-    [[1.0, 0.0], [0.75, 0.25]]
-    """
-    own = np.eye(by_layer.shape[-1])
-    through = own
-    for weights in by_layer:
-        through = (weights + own) / 2 @ through
-    return through
+def differences(ones: Sequence[float], others: Sequence[float]) -> Number:
+    """Return how much more one list has than another, text by text."""
+    return Number.of([one - other for one, other in zip(ones, others, strict=True)])
 
 
 def comparisons(by_way: dict[str, Floats], true: Floats) -> dict[str, float]:
@@ -146,6 +118,7 @@ def comparisons(by_way: dict[str, Floats], true: Floats) -> dict[str, float]:
         numbers[f"{name}_tau"] = kendall(scores, true)
         numbers[f"{name}_rho"] = spearman(scores, true)
         numbers[f"{name}_given_distance"] = partial_spearman(scores, true, by_way["recency"])
+        numbers[f"{name}_first"] = float(scores.argmax() == true.argmax())
     return numbers
 
 
@@ -188,47 +161,51 @@ IMPORTANCE = Experiment(
         "Attention weights do not show which tokens are important.",
         "注意力权重不等于重要性。",
     ),
-    source="Jain and Wallace 2019; Wiegreffe and Pinter 2019; Abnar and Zuidema 2020; the article",
+    source=(
+        "Jain and Wallace 2019; Wiegreffe and Pinter 2019; Abnar and Zuidema 2020; Simonyan et al. 2014; "
+        "Shrikumar et al. 2016; the article, section 3.1"
+    ),
     elsewhere=Words(
         (
             "Jain and Wallace find weak rank correlations, Serrano and Smith weights that predict "
             "noisily; Wiegreffe and Pinter object that it depends on the question. It does: the "
-            "number changes with the layers, with the whole ranking or its first place, and most with "
-            "whether distance is taken out."
+            "number changes with the layers, with whether distance is taken out, and most with the task. "
+            "Where the answer is looked up, attention is the look-up."
         ),
         (
             "Jain 与 Wallace 得到很弱的秩相关，Serrano 与 Smith 认为权重只是有噪声的预测；Wiegreffe "
-            "与 Pinter 则说要看问的是什么。确实如此：看哪些层、看整个排序还是只看第一名，尤其是扣不扣"
-            "除距离，结果都不同。"
+            "与 Pinter 则说要看问的是什么。确实如此：看哪些层、扣不扣除距离，结果都不同，任务的影响最"
+            "大。答案要靠查找时，注意力就是查找本身。"
         ),
     ),
     quick=Importance(),
-    full=Importance(texts=31, T=128, replacements=8),
+    full=Importance(texts=20, T=96, replacements=3, N=32),
     measure=measure,
     shows=Words(
-        "tau {last_tau:.2f}, recency {recency_tau:.2f}; given distance {last_given_distance:.2f}",
-        "tau {last_tau:.2f}，仅距离 {recency_tau:.2f}；给定距离 {last_given_distance:.2f}",
+        "on text tau {last_tau:.2f}, distance {recency_tau:.2f}; pair asked for {recall_last:.0%}",
+        "文本上 tau {last_tau:.2f}，仅距离 {recency_tau:.2f}；被问的键值对 {recall_last:.0%}",
     ),
     parts=(
         Part(
             Words(
-                "the last layer's attention ranks tokens no better than their distance does",
-                "最后一层注意力的排序不比距离更好",
+                "the last layer's attention ranks tokens not clearly better than their distance does",
+                "最后一层注意力的排序并不明显优于距离",
             ),
-            at_most("last_beyond_recency", 0.0),
+            at_most("last_beyond_recency", MORE),
             Words(
-                "tau to occlusion {last_tau:.2f}, distance alone {recency_tau:.2f}, random {random_tau:.2f}",
-                "与遮挡的 tau 为 {last_tau:.2f}，仅距离 {recency_tau:.2f}，随机 {random_tau:.2f}",
+                "tau to occlusion {last_tau:.2f}, distance alone {recency_tau:.2f}, random {random_tau:.2f}; "
+                "the same token first in {last_first:.0%} of texts, the nearest in {recency_first:.0%}",
+                "与遮挡的 tau 为 {last_tau:.2f}，仅距离 {recency_tau:.2f}，随机 {random_tau:.2f}；"
+                "{last_first:.0%} 的文本中首位相同，最近的 token 为 {recency_first:.0%}",
             ),
             needs=Words("distance is not the rival", "不以距离为对照"),
         ),
-        # Less than a tenth of the variance of ranks is then explained.
         Part(
             Words(
                 "at a given distance, the last layer's attention says little",
                 "给定距离后，最后一层的注意力说明不了多少",
             ),
-            at_most("last_given_distance", 0.3),
+            at_most("last_given_distance", LITTLE),
             Words(
                 "rank correlation {last_given_distance:.2f}, {last_rho:.2f} without that; random "
                 "{random_given_distance:.2f}",
@@ -242,7 +219,7 @@ IMPORTANCE = Experiment(
                 "at a given distance, attention through all layers says little either",
                 "给定距离后，贯穿各层的注意力（rollout）也说明不了多少",
             ),
-            at_most("rollout_given_distance", 0.3),
+            at_most("rollout_given_distance", LITTLE),
             Words(
                 "rolled out {rollout_given_distance:.2f}, mean of layers {mean_given_distance:.2f}; random "
                 "{random_given_distance:.2f}",
@@ -250,6 +227,23 @@ IMPORTANCE = Experiment(
                 "随机 {random_given_distance:.2f}",
             ),
             needs=Words("attention is not followed through all layers", "不追踪贯穿各层的注意力"),
+        ),
+        Part(
+            Words(
+                "another cheap reading, gradient x input, says clearly more",
+                "另一种廉价的读法，梯度 × 输入，明显更能说明",
+            ),
+            at_least("gradient_beyond_attention", MORE),
+            Words(
+                "given distance {gradient_given_distance:.2f}, attention at its best "
+                "{attention_given_distance:.2f}; plainly tau {gradient_tau:.2f}",
+                "给定距离 {gradient_given_distance:.2f}，注意力最好的读法 {attention_given_distance:.2f}；"
+                "不给定距离时 tau {gradient_tau:.2f}",
+            ),
+            needs=Words(
+                "gradient x input says no more than attention does", "梯度 × 输入并不比注意力更能说明"
+            ),
+            role="aside",
         ),
         Part(
             Words(
@@ -262,6 +256,27 @@ IMPORTANCE = Experiment(
                 "{shuffled_tvd:.0%} 的概率发生移动；均匀权重 {even_tvd:.0%}",
             ),
             needs=Words("it is not taken to mean that weights do nothing", "不理解为权重毫无作用"),
+        ),
+        Part(
+            Words(
+                "where one pair is asked for, the last layer's attention does not put it first",
+                "只问一个键值对时，最后一层的注意力也不把它排在首位",
+            ),
+            at_most("recall_last", HALF),
+            Words(
+                "of {recall_N:.0f} pairs the one asked for in {recall_last:.0%} of rows, its value in "
+                "{recall_last_value:.0%}; best head {recall_head:.0%}, rolled out {recall_rollout:.0%}, "
+                "gradient x input {recall_gradient:.0%}, occlusion {recall_occlusion:.0%}; nearest "
+                "{recall_recency:.0%}, random {recall_random:.0%}",
+                "{recall_N:.0f} 对中，{recall_last:.0%} 的行把被问的一对排在首位，{recall_last_value:.0%} "
+                "正是它的值；最好的头 {recall_head:.0%}，rollout {recall_rollout:.0%}，梯度 × 输入 "
+                "{recall_gradient:.0%}，遮挡 {recall_occlusion:.0%}；最近的 {recall_recency:.0%}，"
+                "随机 {recall_random:.0%}",
+            ),
+            needs=Words(
+                "nothing is looked up: of the pair that is asked for it tells in {recall_last:.0%} of rows",
+                "不是查找任务：被问的键值对，它在 {recall_last:.0%} 的行中指得出",
+            ),
         ),
     ),
     controls=(

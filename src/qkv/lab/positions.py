@@ -2,10 +2,12 @@
 
 A row of pairs, each a key and its value, ends with a question for one of them, and each place is asked for as
 often as any other. Right answers by place have the shape of a U if the start and the end are found and the
-middle is lost. Were that a law of attention, any model should show it. So two are asked that differ in what
-their training asked for and in nothing else: every pair alike, or half as often for every two pairs that came
-after, as others found that the shape follows the demand. (A short row asks for all its pairs even so.) Both
-are asked again with rows of twice the pairs they ever read.
+middle is lost. Were that a law of attention, any model should show it. Others found that the shape follows
+what training asks for, where lists are told back. So two models are asked that read the very same rows and
+differ in which answers counted and in nothing else: all of them; or those that the row had told within 16
+tokens, and half as often for every pair beyond. Behind 32 pairs these are the last seven, while one in the
+middle counts less than once in a hundred times and one of the first eighth never. Both are asked again with
+rows of twice the pairs they ever read.
 
 The second meter is attention itself. The text model reads texts that it wrote; the weights of its late
 queries are added up by how far from the front the keys stand, and those on the very first token apart, where
@@ -237,14 +239,15 @@ POSITIONS = Experiment(
     source="Liu et al. 2023; arXiv 2510.10276 (it comes from training); the article, section 3.1",
     elsewhere=Words(
         (
-            "Liu et al. 2023 measured the answers of large models, not their attention. Where a U "
-            "shape appears, training asked for one. These two models were asked for every place of "
-            "short rows, the second mostly for the last ones of long rows, and find all of what they "
-            "were trained on."
+            "Liu et al. 2023 measured the answers of large models, not their attention. Others trained "
+            "models to tell lists back and saw the shape follow the demand (arXiv 2510.10276). Here each "
+            "pair is looked up by its key: the second model was asked for what stood near and never for "
+            "the front of long rows, and what it learned finds both."
         ),
         (
-            "Liu 等人 2023 测的是大模型的回答，不是注意力。出现 U 形的地方，是训练要求了它。这里两个"
-            "模型在短行里每个位置都被问到（第二个在长行里多半被问最后的），训练长度以内全都找得到。"
+            "Liu 等人 2023 测的是大模型的回答，不是注意力。另有研究训练模型复述列表，位置曲线随训练需求而变"
+            "（arXiv 2510.10276）。这里每对按键查找：第二个模型训练时只问近处，从不问长行的开头，"
+            "学到的查找却两处都找得到。"
         ),
     ),
     quick=Positions(),
@@ -267,7 +270,7 @@ POSITIONS = Experiment(
                 "{N:.0f} 对：开头八分之一找回 {even_start:.0%}，中间 {even_middle:.0%}，"
                 "末尾 {even_end:.0%}；未训练 {untrained_right:.0%}",
             ),
-            needs=Words("it is said of attention, not of what is found", "说的是注意力，而不是能否找回"),
+            role="heart",
         ),
         Part(
             Words(

@@ -178,9 +178,7 @@ QUADRATIC: Experiment[Any] = Experiment(
         ),
     ),
     quick=Quadratic(),
-    full=Quadratic(
-        H=8, lengths=(256, 512, 1024, 2048, 4096), short=(8, 16, 24, 32, 48, 64, 80, 96), pairs=15
-    ),
+    full=Quadratic(lengths=(256, 512, 1024, 2048, 4096), short=(8, 16, 32, 48, 64, 96), pairs=7),
     measure=measure,
     shows=Words(
         "memory n^{textbook_bytes_slope:.1f} → n^{tiled_bytes_slope:.1f}, kernel {kernel_speedup:.1f}x",

@@ -226,7 +226,7 @@ VARIANTS: Experiment[Any] = Experiment(
         ),
     ),
     quick=SideBySide(),
-    full=SideBySide(D=128, W=512, short=1024, S=16384, T=1024, pairs=15, texts=8, text_length=384),
+    full=SideBySide(D=128, W=512, short=1024, S=8192, T=1024, pairs=15, texts=5, text_length=256),
     measure=measure,
     shows=Words(
         "bytes: GQA 1/{gqa_saving:.0f}, MLA 1/{mla_saving:.1f}; MQA decodes {mqa_decode:.1f}x",

@@ -11,7 +11,7 @@ from qkv.planner.layers import ModelMemory
 from qkv.planner.machine import machine_memory
 from qkv.planner.result import Plan
 from qkv.planner.sources import Source, find_model
-from qkv.planner.units import parse_bytes, show_bytes
+from qkv.planner.units import parse_memory, show_bytes
 
 ENGINES = ("qkv", "vllm", "llama.cpp")
 
@@ -83,7 +83,7 @@ def advise(
     vllm serve meta-llama/Meta-Llama-3-8B --max-model-len 8192 --max-num-seqs 64 --kv-cache-dtype int8_per_token_head --gpu-memory-utilization 0.9
     llama-server -m MODEL.gguf --ctx-size 524288 --parallel 64 --cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on
     """  # noqa: E501 - a command is one line
-    device = machine_memory() if memory is None else parse_bytes(memory)
+    device = machine_memory() if memory is None else parse_memory(memory)
     wish = _Wish(find_model(model), users, context, device, shared_prefix)
     size = None if isinstance(weights, str) and weights in FORMS else weights
     others = (_advice(wish.plan(engine, size)) for engine in ENGINES[1:])

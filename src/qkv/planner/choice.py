@@ -75,8 +75,9 @@ def _evicting(
     most = max(choices, key=lambda outcome: outcome.users_that_fit)
     return Recommendation(
         None,
-        f"nothing fits {users:,} users in {show_bytes(budget)}: {most.strategy.title} holds "
-        f"{most.users_that_fit:,}; take fewer users, a shorter context, or more memory",
+        f"nothing fits {users:,} user{'s' if users > 1 else ''} in {show_bytes(budget)}: "
+        f"{most.strategy.title} holds {most.users_that_fit:,}; "
+        "take fewer users, a shorter context, or more memory",
     )
 
 

@@ -10,12 +10,13 @@ from qkv.planner.budget import MemoryBudget, loaded_weights, memory_budget, too_
 from qkv.planner.choice import recommend
 from qkv.planner.engines import engine_named
 from qkv.planner.layers import ModelMemory
-from qkv.planner.outcomes import Outcome, outcome_of
+from qkv.planner.outcomes import Outcome, on_one_device, outcome_of
 from qkv.planner.result import Plan
 from qkv.planner.sources import Source, find_model
 from qkv.planner.speed import SpeedBounds, speed_bounds
 from qkv.planner.strategies import Engine, Request, Strategy
-from qkv.planner.units import parse_bytes, parse_rate
+from qkv.planner.term import Term
+from qkv.planner.units import parse_memory, parse_rate
 
 if TYPE_CHECKING:  # simulations are loaded where they are asked for
     from qkv.planner.lengths import Lengths
@@ -66,7 +67,8 @@ def plan(
         What all weights take, where the config does not tell; or for engine qkv in which form they are
         kept: ``"float32"``, ``"bf16"`` or ``"int8"``.
     page_size : int, optional
-        P, tokens of a page; the ideal engine counts single tokens when left out.
+        P, tokens of a page; where it is left out, the ideal engine counts single tokens of what keeps them
+        all, and pages of 16 of what is limited.
     shared_prefix : int
         Tokens at the beginning that all users have in common, stored once per page that is full of them.
     new_tokens : int
@@ -118,6 +120,7 @@ def plan(
     for name in ("shared_prefix", "new_tokens"):
         if getattr(request, name) > request.context:
             raise PlanError(f"{name} is part of the context: {getattr(request, name)} > {request.context}")
+    layout.check(sized, request)
     divided, budget = _budgets(sized, layout, request, memory, kv_memory)
     chosen = layout.read(cache, request)
     made = _planned(sized, layout, request, chosen, divided, budget)
@@ -132,7 +135,7 @@ def _weighed(model: ModelMemory, engine: Engine, weights: int | str | None) -> M
     """Return a model with what its weights take: the caller's own word, or as the engine keeps them."""
     if weights is None or (isinstance(weights, str) and weights in FORMS):
         return engine.loaded(model, weights)
-    return replace(model, weight_bytes=parse_bytes(weights))
+    return replace(model, weight_bytes=parse_memory(weights))
 
 
 def _planned(
@@ -151,20 +154,31 @@ def _planned(
         return outcome_of(model, engine, strategy, request, assumed if budget is None else budget)
 
     outcomes = tuple(evaluate(strategy) for strategy in candidates)
+    recommended = recommend(outcomes, budget, request.users, evaluate)
+    taken = () if recommended.outcome is None else (recommended.outcome.strategy,)
+    remarks = engine.remarks((chosen, *candidates, *taken), request)
     return Plan(
         model=model,
         engine=engine.name,
         request=request,
         chosen=evaluate(chosen),
         outcomes=outcomes,
-        recommended=recommend(outcomes, budget, request.users, evaluate),
-        terms=engine.terms(model, chosen),
+        recommended=recommended,
+        terms=_terms(model, engine, chosen, request.tensor_parallel),
         budget=budget,
         memory=memory,
         speed=None,
         utilisation=None,
-        warnings=_warnings(model, request, memory),
+        warnings=(*_warnings(model, request, memory), *remarks),
     )
+
+
+def _terms(model: ModelMemory, engine: Engine, strategy: Strategy, devices: int) -> tuple[Term, ...]:
+    """Return the products of one device times the devices, so that heads stored again are counted."""
+    terms = engine.terms(on_one_device(model, devices), strategy)
+    if devices == 1:
+        return terms
+    return tuple(replace(term, factors=(*term.factors, (devices, "devices"))) for term in terms)
 
 
 def _budgets(
@@ -177,8 +191,8 @@ def _budgets(
     if memory is not None and kv_memory is not None:
         raise PlanError("memory is the whole device and kv_memory what is left for the cache: give one")
     if memory is None:
-        return None, None if kv_memory is None else parse_bytes(kv_memory)
-    divided = memory_budget(model, engine, request, parse_bytes(memory), loaded_weights(model))
+        return None, None if kv_memory is None else parse_memory(kv_memory)
+    divided = memory_budget(model, engine, request, parse_memory(memory), loaded_weights(model))
     return divided, divided.cache
 
 

@@ -1,6 +1,6 @@
 """A strategy for the cache, a request for memory, and what the one asks for the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -61,6 +61,8 @@ class Strategy:
         A window put upon a model, and the first tokens that stay in sight.
     ignores_windows : bool
         Whether layers with a window keep every token all the same.
+    keeps_generated : bool
+        Whether the budget is that of the prompt, and what is generated after it stays.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Strategy:
     window: int | None = None
     sinks: int = 0
     ignores_windows: bool = False
+    keeps_generated: bool = False
 
     @property
     def is_lossless(self) -> bool:
@@ -143,6 +146,10 @@ class Engine(Protocol):
         """Return a model with the weights as they are kept in memory, in the form that a text names."""
         ...
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if the engine has no way to serve a model as it is requested."""
+        ...
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy a text asks for."""
         ...
@@ -157,6 +164,10 @@ class Engine(Protocol):
 
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
+        ...
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return what the reader should know of strategies that are shown for a request."""
         ...
 
 
@@ -174,6 +185,34 @@ def as_stored(model: ModelMemory, form: str | None) -> ModelMemory:
             "say how many bytes they take, such as weights='8GB'"
         )
     return model
+
+
+def check_unpaged(engine: str, request: Request) -> None:
+    """Refuse a page size, for engines without pages.
+
+    Raises
+    ------
+    PlanError
+        If one is asked for.
+    """
+    if request.page_size is not None:
+        raise PlanError(f"{engine} has no pages; leave page_size out, or plan for 'vllm', 'qkv' or 'ideal'")
+
+
+def nothing_shared(engine: str, request: Request) -> tuple[str, ...]:
+    """Return a remark that a common beginning saves nothing, for engines that store it for each user."""
+    if not request.shared_prefix:
+        return ()
+    return (f"{engine} stores the {request.shared_prefix:,} tokens in common once for each user",)
+
+
+def unshared(strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+    """Return a remark on strategies that let go of tokens, and so share no common beginning."""
+    limited = (each for each in strategies if each.budget is not None or each.window is not None)
+    titles = dict.fromkeys(each.title for each in limited)
+    if not request.shared_prefix or not titles:
+        return ()
+    return (f"{'; '.join(titles)}: the tokens in common are counted once for each user",)
 
 
 def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], Strategy]) -> Strategy:
@@ -200,7 +239,8 @@ def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], 
         raise PlanError("sinks=n stay in sight beside a window; add window=W")
     if not limits:
         return strategy
-    title = f"{strategy.title}, {', '.join(f'{name} {value:,}' for name, value in limits.items())}"
+    kept = {"window": "window {:,}", "sinks": "{:,} sinks", "keep": "{:,} tokens kept each"}
+    title = f"{strategy.title}, {', '.join(kept[name].format(value) for name, value in limits.items())}"
     return replace(
         strategy,
         title=title,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from qkv.errors import PlanError
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", re.ASCII)
 _BINARY = {f"{letter}ib": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
@@ -44,6 +44,31 @@ def parse_bytes(amount: int | str) -> int:
         shown = repr(amount) if isinstance(amount, str | float) else f"this {type(amount).__name__}"
         raise PlanError(f"expected memory such as 80GiB (2**30 bytes each) or 80GB (10**9), not {shown}")
     return int(found[1]) * unit if found[1].isdigit() else int(float(found[1]) * unit)
+
+
+def parse_memory(amount: int | str) -> int:
+    """Return the memory of a device in bytes: as `parse_bytes`, but a few bytes in text want their unit.
+
+    Raises
+    ------
+    PlanError
+        If it is no amount, or a text without a unit that would be less than a MiB.
+
+    Examples
+    --------
+    >>> parse_memory("80GiB"), parse_memory(80), parse_memory("80 bytes")
+    (85899345920, 80, 80)
+    >>> parse_memory("80")
+    Traceback (most recent call last):
+    qkv.errors.PlanError: expected memory with its unit, such as 80GiB, not '80', which is 80 bytes
+    """
+    size = parse_bytes(amount)
+    if isinstance(amount, str) and size < MIB and not any(map(str.isalpha, amount)):
+        raise PlanError(
+            f"expected memory with its unit, such as {amount.strip()}GiB, not {amount!r}, "
+            f"which is {size} bytes"
+        )
+    return size
 
 
 def parse_rate(rate: float | str, unit: str) -> float:

@@ -175,6 +175,38 @@ class TrainableLlama:
         -------
         float
         """
+        loss, d_x = self._there_and_back(ids, targets, gradients, dropout)
+        gradients[EMBEDDING][:] += embed_backward(d_x, ids, self.config.V)
+        return loss
+
+    def input_gradients(self, ids: TokenIds, targets: TokenIds) -> Hidden:
+        """Return the derivative of the mean nats per target by each embedded id, (B, T, E).
+
+        It is by the vector at a place, not by the row of the table that it was taken from: where an id
+        stands twice, each place has its own. What the table does as output head has no part in it.
+
+        Parameters
+        ----------
+        ids, targets : (B, T) integers
+            As of `loss_and_gradients`.
+
+        Examples
+        --------
+        What comes after the only target cannot have moved it:
+
+        >>> sizes = dict(vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2)
+        >>> heads = dict(num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+        >>> model = TrainableLlama.begin(LlamaConfig.from_dict(sizes | heads), seed=0)
+        >>> d_x = model.input_gradients(np.array([[1, 2, 3, 4]]), np.array([[IGNORED, 5, IGNORED, IGNORED]]))
+        >>> np.any(d_x, axis=-1).tolist()
+        [[True, True, False, False]]
+        """
+        return self._there_and_back(ids, targets, self.parameters.zeros(), None)[1]
+
+    def _there_and_back(
+        self, ids: TokenIds, targets: TokenIds, gradients: Parameters, dropout: Dropout | None
+    ) -> tuple[float, Hidden]:
+        """Return the loss and its gradient by the embedded ids; write all others but the lookup's."""
         x, keep, turns = self._embedded(ids, dropout)
         passes = []
         for block in self.blocks:
@@ -189,8 +221,7 @@ class TrainableLlama:
             attention, mlp = passes.pop()
             d_x = self._mlp_backward(block, d_x, mlp, to)
             d_x = self._attend_backward(block, d_x, attention, turns, to)
-        gradients[EMBEDDING][:] += embed_backward(kept(d_x, keep), ids, self.config.V)
-        return loss
+        return loss, kept(d_x, keep)
 
     def _embedded(self, ids: TokenIds, dropout: Dropout | None) -> tuple[Hidden, Keep, Turns]:
         rotary, table = self.config.rotary.at(self.config.context_length), self.parameters[EMBEDDING]

@@ -5,6 +5,8 @@ Trained on half of each, two layers learn to find what followed a symbol when it
 
 Ids: ``BOS`` begins each row, ``ASK`` stands before a question, then the keys, then the values.
 A pair is a key and its value; a question is ``ASK``, a key of the row, and that key's value.
+
+Which of the answers a training asks for is its `Demand`: the rows are the same under any.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +26,8 @@ FIRST_VALUE = FIRST_KEY + NUM_KEYS
 VOCAB_SIZE = FIRST_VALUE + NUM_KEYS
 
 SHORTEST_BLOCK, LONGEST_PIECE = 4, 8
+RECENT = 16
+"""Tokens: a question behind its row finds the last seven pairs so near."""
 HELD_OUT_STEP = 2**62
 """Far beyond the last step of any training."""
 
@@ -31,7 +35,7 @@ Ids = NDArray[np.int64]
 Rows = tuple[Ids, Ids]
 """Ids and, of the same shape, what should come after each: `IGNORED` where that is left open."""
 Demand = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""How often pairs are asked for, relative to each other, by how many pairs came after them."""
+"""How probably an answer is asked for, by its age: how many tokens ago the row last told it."""
 
 
 class GivesLogits(Protocol):
@@ -48,13 +52,17 @@ def words() -> list[str]:
 
 
 def uniform(ages: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ask for every pair as often as for any other."""
+    """Ask for every answer."""
     return np.ones_like(ages)
 
 
 def recent(ages: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ask half as often for every two pairs that came after."""
-    return 0.5 ** (ages / 2)
+    """Ask for every answer up to the age `RECENT`, and half as often for every pair, two tokens, beyond.
+
+    Were the last few asked for alone, a guess among them would be right so often that two layers take far
+    longer to find out that they could look back.
+    """
+    return 0.5 ** (np.maximum(ages - RECENT, 0) / 2)
 
 
 def mixed(
@@ -63,10 +71,11 @@ def mixed(
     T: int,
     num_pairs: range = range(4, 33),
     demand: Demand = uniform,
-    max_questions: int = NUM_KEYS,
     num_keys: int = NUM_KEYS,
 ) -> Rows:
     """Return (B, T) rows for training, half of them repeats and half pairs with questions.
+
+    A row of pairs ends with as many questions as fit, none of them asked twice.
 
     Parameters
     ----------
@@ -76,9 +85,7 @@ def mixed(
     num_pairs : range
         Each row's number of pairs is drawn from these, all alike.
     demand : Demand
-        Which pairs are asked for.
-    max_questions : int
-        A row ends with as many questions as fit, but never more; none is asked twice.
+        Which answers are asked for, in rows of either kind; the others stand there, but are `IGNORED`.
     num_keys : int
         How many of the keys, and of the values, are in use.
 
@@ -94,13 +101,37 @@ def mixed(
         )
     counts = generator.choice(num_pairs, B)
     rows = [
-        _pieces(generator, T, num_keys)
-        if row % 2
-        else _pairs(generator, T, counts[row], demand, max_questions, num_keys)
+        _pieces(generator, T, num_keys) if row % 2 else _pairs(generator, T, counts[row], num_keys)
         for row in range(B)
     ]
     ids, targets = (np.stack(part) for part in zip(*rows, strict=True))
-    return ids, targets
+    is_asked = generator.random((B, T)) < demand(ages_of(ids, targets))
+    return ids, np.where(is_asked, targets, IGNORED)
+
+
+def ages_of(ids: Ids, targets: Ids) -> NDArray[np.float64]:
+    """Return how many tokens ago each target last followed the id that it should follow now.
+
+    Parameters
+    ----------
+    ids, targets : (B, T)
+
+    Returns
+    -------
+    (B, T) float64
+        Infinite where it never did.
+
+    Examples
+    --------
+    After the last 5 a 6 is asked for, which followed the first, three tokens before:
+
+    >>> ages_of(np.array([[5, 6, 8, 5]]), np.array([[IGNORED, IGNORED, IGNORED, 6]])).tolist()
+    [[inf, inf, inf, 3.0]]
+    """
+    back = np.subtract.outer(np.arange(ids.shape[1]), np.arange(ids.shape[1] - 1.0))  # T T-1
+    followed = (ids[:, None, :-1] == ids[:, :, None]) & (ids[:, None, 1:] == targets[:, :, None])
+    followed &= back > 0
+    return np.min(np.broadcast_to(back, followed.shape), axis=-1, initial=np.inf, where=followed)
 
 
 def _pieces(generator: np.random.Generator, T: int, num_keys: int) -> Rows:
@@ -122,13 +153,10 @@ def _pieces(generator: np.random.Generator, T: int, num_keys: int) -> Rows:
     return np.concatenate([[BOS], told[:-1]]), np.where(is_known, told, IGNORED)
 
 
-def _pairs(
-    generator: np.random.Generator, T: int, N: int, demand: Demand, max_questions: int, num_keys: int
-) -> Rows:
+def _pairs(generator: np.random.Generator, T: int, N: int, num_keys: int) -> Rows:
     pairs = _draw_pairs(generator, 1, N, num_keys)[0]  # N 2
-    luck = generator.exponential(size=N) / demand(np.arange(N)[::-1].astype(np.float64))
-    count = min(N, max_questions, (T - 1 - 2 * N) // 3)
-    asked = pairs[np.argsort(luck)[:count]]  # the first to ring, each at its own rate
+    count = min(N, (T - 1 - 2 * N) // 3)
+    asked = pairs[np.argsort(generator.exponential(size=N))[:count]]  # any, in any order
     questions = np.insert(asked, 0, ASK, axis=1)  # count 3
     told = np.concatenate([[BOS], pairs.ravel(), questions.ravel()])
     ids = np.full(T, BOS)
@@ -169,7 +197,7 @@ class RecallData:
 
     Attributes
     ----------
-    B, seed, demand, max_questions
+    B, seed, demand
         See `mixed`.
     stages : sequence of Stage
         In the order of their first steps, of which the first is 0.
@@ -178,7 +206,6 @@ class RecallData:
     B: int
     seed: int
     demand: Demand = uniform
-    max_questions: int = NUM_KEYS
     stages: Sequence[Stage] = CURRICULUM
 
     held_out_bytes = None
@@ -187,7 +214,7 @@ class RecallData:
     @property
     def fingerprint(self) -> str:
         """Tells this data from other data."""
-        return f"recall {self.B} {self.seed} {self.demand.__name__} {self.max_questions} {self.stages}"
+        return f"recall {self.B} {self.seed} {self.demand.__name__} {self.stages}"
 
     def batch(self, step: int) -> Rows:
         """Return the ids and targets of a step, counted from 0."""
@@ -205,7 +232,6 @@ class RecallData:
             stage.T,
             stage.num_pairs,
             self.demand,
-            self.max_questions,
             stage.num_keys,
         )
 

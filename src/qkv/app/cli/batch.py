@@ -7,8 +7,11 @@ does.
 Lines are written as they are done, each whole and at once, so the order is that of the ends. What a line says
 depends on its prompt and its options alone, not on what ran beside it. Begun again with the same files, the
 command leaves out what is there and does the rest; a line that an interruption cut short is done anew.
+``options`` of a line is a fingerprint of all that its text depends on but the prompt: where it is another
+than now, the report says so.
 """
 
+import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,18 +106,36 @@ class Defaults:
     sampling: Sampling
     max_tokens: int
     ends: Ends
+    run: str = ""
+    """Model, weights and cache, as text that another run can be told from."""
+
+    def fingerprint(self, line: Line) -> str:
+        """Return eight characters that are others where anything a line's text depends on is another.
+
+        Examples
+        --------
+        >>> line, defaults = Line(1, "Once"), Defaults(Sampling(), 7, Ends())
+        >>> defaults.fingerprint(line) == replace(defaults, max_tokens=8).fingerprint(line)
+        False
+        """
+        said = repr((self, sorted(line.options.items())))
+        return hashlib.sha256(said.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class BatchReport:
     """What a batch made and took; the fields are those of ``--json``.
 
+    Of the ``done_before`` lines, which are kept, ``failed_before`` have an error, and ``others_before`` were
+    answered with other options than now.
     ``kv_bytes_peak`` is the most that the texts of one step held, a shared page counted for each of them;
     ``kv_bytes_pool_peak`` the most that was allocated: each page once, those kept for later texts included.
     """
 
     lines: int
     done_before: int
+    failed_before: int
+    others_before: int
     done: int
     failed: int
     interrupted: bool
@@ -131,17 +152,43 @@ class BatchReport:
 
     def text(self) -> str:
         """Return the lines shown behind the run."""
-        before = f", {self.done_before:,} were there" if self.done_before else ""
         failed = f", {self.failed:,} with an error" if self.failed else ""
         relation = "=" if self.kv_bytes_predicted == self.kv_bytes_peak else "is not"
         return (
-            f"{self.done_before + self.done:,} of {self.lines:,} lines{before}{failed} · "
+            f"{self.done_before + self.done:,} of {self.lines:,} lines{failed} · "
             f"{self.new_tokens:,} new tokens, {self.tokens_per_second:,.0f} a second, "
             f"reading {self.gigabytes_per_second:.2g} GB/s\n"
             f"{self.prompt_tokens:,} prompt tokens, {self.prefix_hit_tokens:,} found in shared pages · "
             f"KV {self.kv_bytes_predicted:,} bytes predicted {relation} {self.kv_bytes_peak:,} held at most, "
-            f"{self.kv_bytes_pool_peak:,} allocated · {self.preemptions:,} preemptions"
+            f"{self.kv_bytes_pool_peak:,} allocated · {self.preemptions:,} preemptions{self._before()}"
         )
+
+    def _before(self) -> str:
+        """Return a line on what was there, empty where nothing was."""
+        if not self.done_before:
+            return ""
+        failed = f", {self.failed_before:,} of them with an error" if self.failed_before else ""
+        others = f", {self.others_before:,} with other options than now" if self.others_before else ""
+        anew = "; to have such lines anew, take them out of --out" if failed or others else ""
+        are = (
+            "lines were answered before and are"
+            if self.done_before > 1
+            else "line was answered before and is"
+        )
+        return f"\n{self.done_before:,} {are} kept{failed}{others}{anew}"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a line has an error, now or from before."""
+        return self.failed + self.failed_before > 0
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """A line of the output: whether it has an error, and its fingerprint where it has one."""
+
+    failed: bool
+    options: str | None
 
 
 def _wrong(options: Mapping[str, Any]) -> str:
@@ -193,8 +240,19 @@ def run_batch(engine: Engine, prompts: Path, out: Path, defaults: Defaults) -> B
                 progress.update(task, completed=len(there) + done, speed=speed)
         except KeyboardInterrupt:
             interrupted = True
-    report = batch.report(lines=len(lines), done_before=len(there))
-    return replace(report, interrupted=interrupted)
+    return replace(
+        batch.report(lines=len(lines)),
+        done_before=len(there),
+        failed_before=sum(answered.failed for answered in there.values()),
+        others_before=_answered_otherwise(there, lines, defaults),
+        interrupted=interrupted,
+    )
+
+
+def _answered_otherwise(there: Mapping[str, _Answered], lines: Sequence[Line], defaults: Defaults) -> int:
+    """Return how many lines of the output are known to have been made with other options."""
+    before = ((line, there[line.key].options) for line in lines if line.key in there)
+    return sum(options not in (None, defaults.fingerprint(line)) for line, options in before)
 
 
 def read_prompts(path: Path) -> list[Line]:
@@ -215,14 +273,14 @@ def read_prompts(path: Path) -> list[Line]:
     return lines
 
 
-def _done_before(out: Path, lines: Sequence[Line]) -> set[str]:
-    """Return the ids that the output has, and cut off a last line that is not whole."""
+def _done_before(out: Path, lines: Sequence[Line]) -> dict[str, _Answered]:
+    """Return what the output has by its ids, and cut off a last line that is not whole."""
     if not out.exists():
-        return set()
+        return {}
     content = out.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     prompt_of = {line.key: line.prompt for line in lines}
-    done: set[str] = set()
+    done: dict[str, _Answered] = {}
     for number, text in enumerate(whole.splitlines(), 1):
         try:
             said = json.loads(text)
@@ -233,7 +291,7 @@ def _done_before(out: Path, lines: Sequence[Line]) -> set[str]:
             ) from error
         if key not in prompt_of or prompt_of[key] != prompt:
             raise OptionError(f"--out: {out} has an id {key} of other prompts; give another file")
-        done.add(key)
+        done[key] = _Answered("error" in said, said.get("options"))
     if len(whole) < len(content):
         with out.open("r+b") as file:
             file.truncate(len(whole))
@@ -265,15 +323,13 @@ class _Batch:
         try:
             self._live.append((line, _submitted(self.engine, line, self.defaults)))
         except QKVError as error:
-            self._write_record({"id": line.id, "prompt": line.prompt, "error": str(error)})
+            self._write_record(line, {"error": str(error)})
 
     def _write(self, line: Line, stream: Stream) -> None:
         pieces: list[str] = []
         with suppress(QKVError):  # it is in the record
             pieces.extend(stream)
-        record = {
-            "id": line.id,
-            "prompt": line.prompt,
+        record: dict[str, Any] = {
             "text": "".join(pieces),
             "finish_reason": stream.finish_reason,
             "prompt_tokens": len(stream.prompt_ids),
@@ -282,19 +338,22 @@ class _Batch:
         if stream.logprobs:
             record["logprobs"] = logprobs_record(stream.logprobs, self.engine.model.tokenizer)
         self.prompt_tokens += len(stream.prompt_ids)
-        self._write_record(record if stream.error is None else record | {"error": str(stream.error)})
+        self._write_record(line, record if stream.error is None else record | {"error": str(stream.error)})
 
-    def _write_record(self, record: Mapping[str, Any]) -> None:
+    def _write_record(self, line: Line, made: Mapping[str, Any]) -> None:
+        record = {"id": line.id, "prompt": line.prompt, "options": self.defaults.fingerprint(line), **made}
         self.file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self.done += 1
         self.failed += "error" in record
 
-    def report(self, *, lines: int, done_before: int) -> BatchReport:
-        """Return what has been made, and what it took."""
+    def report(self, *, lines: int) -> BatchReport:
+        """Return what has been made, and what it took, as if nothing had been there before."""
         figures, pool = self.engine.statistics, self.engine.pool
         return BatchReport(
             lines=lines,
-            done_before=done_before,
+            done_before=0,
+            failed_before=0,
+            others_before=0,
             done=self.done,
             failed=self.failed,
             interrupted=False,

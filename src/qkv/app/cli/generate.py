@@ -20,6 +20,7 @@ from qkv.engine.engine import MAX_BATCH
 from qkv.engine.fitting import learn_windows, longest_text
 from qkv.errors import CacheFull, OptionError, PlanError
 from qkv.models import Model, new_cache
+from qkv.models.shipped import folder_of
 from qkv.models.weights import Weights
 from qkv.ops.sampling import Sampling
 from qkv.planner.units import parse_bytes
@@ -85,6 +86,7 @@ class RunReport:
     kv_bytes_predicted: int
     kv_bytes_allocated: int
     kv_bytes_peak: int
+    context_length: int
     error: str | None
     logprobs: list[dict[str, Any]] | None = None
 
@@ -104,9 +106,14 @@ class RunReport:
             f"prefill {self.prefill_tokens_per_second:,.0f} tokens/s, "
             f"decode {self.decode_tokens_per_second:,.0f} tokens/s"
         )
-        return (
-            f"{self.prompt_tokens} + {self.new_tokens} tokens ({self.finish_reason}) · {speed} · {self._kv()}"
-        )
+        return f"{self.prompt_tokens} + {self.new_tokens} tokens ({self._end()}) · {speed} · {self._kv()}"
+
+    def _end(self) -> str:
+        """Return why the text ended, and whether it was the model that had no room for more."""
+        is_full = self.prompt_tokens + self.new_tokens >= self.context_length
+        if self.finish_reason != "length" or not is_full:
+            return self.finish_reason
+        return f"length: the model's context of {self.context_length:,} tokens is full"
 
     def _kv(self) -> str:
         if self.policy is None:
@@ -131,7 +138,9 @@ def generate(
     out: Annotated[
         Path | None, typer.Option(help="Where their texts go; begun again, the rest is done.")
     ] = None,
-    max_batch: Annotated[int, typer.Option(help="How many prompts of a file run at once.")] = MAX_BATCH,
+    max_batch: Annotated[
+        int | None, typer.Option(help=f"How many prompts of a file run at once; {MAX_BATCH} if not given.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="How many new tokens at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")] = None,
@@ -167,6 +176,10 @@ def generate(
     choice = CacheChoice.parse(cache, cache_budget)
     _require_sense(choice, no_cache=no_cache, compare=compare)
     files = _batch_files(prompt, prompts, out, alone=no_cache or compare)
+    if max_batch is not None and files is None:
+        raise OptionError(
+            "--max-batch is about the prompts of a file; leave it out, or add --prompts and --out"
+        )
     if logprobs is not None and files is None and not as_json:
         raise OptionError("--logprobs are shown in JSON only; add --json")
     sampling = Sampling(
@@ -187,8 +200,10 @@ def generate(
     sampling = replace(sampling, bad_words=spell(bad_word or (), loaded.tokenizer))
     warm_up(loaded, None if no_cache else choice.policy)
     if files is not None:
-        engine = Engine(loaded, choice.budget_bytes, choice.policy, max_batch=max_batch)
-        _run_files(engine, *files, Defaults(sampling, max_tokens, ends), as_json)
+        at_once = MAX_BATCH if max_batch is None else max_batch
+        engine = Engine(loaded, choice.budget_bytes, choice.policy, max_batch=at_once)
+        run = f"{folder_of(model).resolve()} {weights} {choice.policy}"
+        _run_files(engine, *files, Defaults(sampling, max_tokens, ends, run), as_json)
         return
     assert prompt is not None, "without files there is a prompt"
 
@@ -202,9 +217,9 @@ def generate(
 
     if compare:
         warm_up(loaded, None)
-        _compare(begin, prompt, as_json)
+        _compare(begin, prompt, loaded.context_length, as_json)
         return
-    report = _run(*begin(not no_cache), prompt, stream=not as_json)
+    report = _run(*begin(not no_cache), prompt, loaded.context_length, stream=not as_json)
     _print_json({"prompt": prompt} | report.record()) if as_json else note(report.line())
     if report.error is not None:
         raise OptionError(report.error)
@@ -231,7 +246,7 @@ def _run_files(engine: Engine, prompts: Path, out: Path, defaults: Defaults, as_
     if report.interrupted:
         note("begin again with the same files, and the rest is done")
         raise typer.Exit(INTERRUPTED)
-    if report.failed:
+    if report.has_failed:
         raise typer.Exit(1)
 
 
@@ -255,7 +270,9 @@ def _require_room(cache: PagedCache, prompt_tokens: int, new_tokens: int) -> Non
     )
 
 
-def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, stream: bool) -> RunReport:
+def _run(
+    generation: Generation, cache: PagedCache | None, prompt: str, context_length: int, *, stream: bool
+) -> RunReport:
     """Generate to the end, to Ctrl-C or until the cache is full; what was made until then counts."""
     pieces: list[str] = []
     reason, error = "", None
@@ -275,7 +292,8 @@ def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, strea
     finally:
         if stream:
             _show("\n")
-    return _report(generation, cache, "".join(pieces), reason or str(generation.finish_reason), error)
+    reason = reason or str(generation.finish_reason)
+    return _report(generation, cache, "".join(pieces), reason, error, context_length)
 
 
 def _explain(full: CacheFull, generation: Generation) -> str:
@@ -290,7 +308,12 @@ def _explain(full: CacheFull, generation: Generation) -> str:
 
 
 def _report(
-    generation: Generation, cache: PagedCache | None, text: str, reason: str, error: str | None
+    generation: Generation,
+    cache: PagedCache | None,
+    text: str,
+    reason: str,
+    error: str | None,
+    context_length: int,
 ) -> RunReport:
     prompt_tokens = len(generation.prompt_ids)
     cached_tokens = 0 if cache is None else cache.length
@@ -310,6 +333,7 @@ def _report(
         kv_bytes_predicted=predicted,
         kv_bytes_allocated=0 if cache is None else cache.nbytes,
         kv_bytes_peak=0 if cache is None else cache.pool.peak_nbytes,
+        context_length=context_length,
         error=error,
         logprobs=logprobs_record(generation.logprobs, generation.tokenizer)
         if generation.wants_logprobs
@@ -320,14 +344,15 @@ def _report(
 def _compare(
     begin: Callable[[bool], tuple[Generation, PagedCache | None]],
     prompt: str,
+    context_length: int,
     as_json: bool,
 ) -> None:
     """Run with the cache, then without, and say how much faster the cache made it at this length."""
-    cached = _run(*begin(True), prompt, stream=not as_json)
+    cached = _run(*begin(True), prompt, context_length, stream=not as_json)
     if cached.error is not None:
         _print_json({"prompt": prompt, "cached": cached.record()}) if as_json else note(cached.line())
         raise OptionError(cached.error)
-    uncached = _run(*begin(False), prompt, stream=False)
+    uncached = _run(*begin(False), prompt, context_length, stream=False)
     speed_up = uncached.seconds / cached.seconds if cached.seconds else 0.0
     if as_json:
         runs = {"cached": cached.record(), "uncached": uncached.record()}

@@ -1,5 +1,6 @@
 """The `qkv` command: its sub-commands, and one clear line for whatever goes wrong."""
 
+import os
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -9,11 +10,15 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from qkv.app.cli.status import BAD_INPUT, INTERRUPTED
+from qkv.app.cli.status import BAD_INPUT, FAILED, INTERRUPTED
 from qkv.errors import QKVError
 
 COMMANDS = ("generate", "attend", "compare", "plan", "tokens", "train", "lab", "bench")
 """Each is a module beside this one, with a function of the same name."""
+
+
+VALUE_ERROR = ": Value error, "
+"""How typer begins what is wrong with a value; the words between the colons tell a reader nothing."""
 
 
 class Commands(TyperGroup):
@@ -61,14 +66,28 @@ def options(
         typer.echo(context.get_help())
 
 
+def drop_unwritten() -> None:
+    """Let go of output that cannot be written, or it would be tried once more at the exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Run the command line; the entry point of the package."""
     try:
         status = app(standalone_mode=False)
+        sys.stdout.flush()
     except (QKVError, TyperException) as error:
         message = error.format_message() if isinstance(error, TyperException) else str(error)
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"error: {message.replace(VALUE_ERROR, ': ')}\n")
         raise SystemExit(BAD_INPUT) from None
+    except OSError as error:
+        drop_unwritten()
+        where = "reading or writing failed" if error.filename is None else error.filename
+        sys.stderr.write(f"error: {where}: {error.strerror or error}\n")
+        raise SystemExit(FAILED) from None
     except (typer.Abort, KeyboardInterrupt):
         raise SystemExit(INTERRUPTED) from None
     raise SystemExit(status)

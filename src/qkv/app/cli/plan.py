@@ -6,17 +6,23 @@ from typing import Annotated
 
 import typer
 
+from qkv.app.cli.loading import note, require_drawing
 from qkv.app.cli.plan_report import advice_record, advice_report, as_record, report
 from qkv.errors import OptionError
+from qkv.models.shipped import SHIPPED, folder_of
 from qkv.planner import Plan
 from qkv.planner import plan as make_plan
 from qkv.planner.advice import advise as make_advice
 from qkv.planner.catalogue import catalogue
 
+ADVISED = {"model", "users", "context", "memory", "weights", "shared_prefix", "advise", "as_json"}
+"""What advice looks at; the rest is what it is to find."""
+
 
 def plan(
+    called: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A known name, a folder, a config.json, a .gguf file, or a hub id.")
+        str, typer.Argument(help="A known name, verse, a folder, a config.json, a .gguf file, or a hub id.")
     ] = "",
     users: Annotated[int, typer.Option(help="Sequences held at once.")] = 1,
     context: Annotated[
@@ -51,14 +57,18 @@ def plan(
         return
     if not model:
         raise OptionError("name a MODEL, such as llama-3-8b; `qkv plan --models` lists the known ones")
+    source = folder_of(model) if model in SHIPPED else model
     if advise:
+        _require_advisable(called)
         advice = make_advice(
-            model, users, context, memory=memory, weights=weights, shared_prefix=shared_prefix
+            source, users, context, memory=memory, weights=weights, shared_prefix=shared_prefix
         )
         typer.echo(_json(advice_record(advice)) if as_json else advice_report(advice))
         return
+    if plot is not None:
+        require_drawing(plot)
     made = make_plan(
-        model,
+        source,
         users,
         context,
         cache=cache,
@@ -77,6 +87,7 @@ def plan(
     )
     if plot is not None:
         draw_plan(made, plot)
+        note(f"KV cache of {made.model.name}: {plot}")
     typer.echo(_json(as_record(made)) if as_json else report(made))
 
 
@@ -87,10 +98,28 @@ def draw_plan(made: Plan, path: Path) -> None:
     save(draw_memory(made), path)
 
 
+def _require_advisable(called: typer.Context) -> None:
+    """Raise `OptionError` if an option was given that advice does not use."""
+    given = (option for option in called.command.params if _is_given(called, option.name or ""))
+    unused = [option.opts[0] for option in given if option.name not in ADVISED]
+    if unused:
+        raise OptionError(
+            "--advise finds an engine's settings from --users, --context, --memory, --weights and "
+            f"--shared-prefix alone; leave out {', '.join(unused)}"
+        )
+
+
+def _is_given(called: typer.Context, name: str) -> bool:
+    source = called.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _json(record: object) -> str:
     return json.dumps(record, ensure_ascii=False, indent=2)
 
 
 def _list_models() -> None:
+    for name in SHIPPED:
+        typer.echo(f"{name:22} comes with qkv")
     for name, entry in catalogue().items():
         typer.echo(f"{name:22} {entry['hub']}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.planner import Plan
 from qkv.planner.advice import Advice, room
-from qkv.planner.outcomes import Outcome
+from qkv.planner.outcomes import Outcome, on_one_device
 from qkv.planner.units import Units, show_bytes, units_for
 
 WIDTH = 80
@@ -53,7 +53,8 @@ def table(plan: Plan) -> str:
     where = "" if plan.budget is not None else "what the 100 % row takes, "
     each = " on each device" if plan.request.tensor_parallel > 1 else ""
     closing = (
-        f"users, or tokens of {_users(plan.request.users)}, that fit in {where}{show_bytes(budget)}{each}"
+        f"users, or tokens of {_users(plan.request.users)}, that fit in "
+        f"{where}{show_bytes(budget)}{each}{_any_length(plan)}"
     )
     return "\n".join([head, *rows, paragraph("  ", closing)])
 
@@ -75,8 +76,10 @@ def arithmetic(plan: Plan) -> str:
             f"  {term.layers}:",
             *wrap(str(term), WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 4),
         ]
-    if plan.model.state_bytes:
-        lines.append(f"  states, whatever the length: {plan.model.state_bytes:,} bytes a user")
+    devices = plan.request.tensor_parallel
+    state_bytes = devices * on_one_device(plan.model, devices).state_bytes
+    if state_bytes:
+        lines.append(f"  states, whatever the length: {state_bytes:,} bytes a user")
     chosen = plan.chosen
     shared = f"{chosen.shared_bytes:,} shared + " if chosen.shared_bytes else ""
     lines += wrap(
@@ -225,8 +228,19 @@ def _shown(plan: Plan) -> list[Outcome]:
     return rows
 
 
+def _any_length(plan: Plan) -> str:
+    """Return what length it is that does not matter, where an eviction keeps what is generated."""
+    rows = [outcome for outcome in _shown(plan) if outcome.strategy.keeps_generated]
+    if all(outcome.longest_context is not None for outcome in rows):
+        return ""
+    generated = plan.request.new_tokens
+    after = f"{generated:,} tokens are" if generated > 1 else "one token is" if generated else "nothing is"
+    return f"; any: of a prompt after which {after} generated"
+
+
 def _alike(one: Outcome, other: Outcome) -> bool:
-    return one.strategy.text == other.strategy.text and one.total_bytes == other.total_bytes
+    named_alike = one.strategy.text == other.strategy.text or one.strategy.title == other.strategy.title
+    return named_alike and one.total_bytes == other.total_bytes
 
 
 def _row(outcome: Outcome, plan: Plan, baseline: Outcome, units: Units) -> str:

@@ -8,11 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from qkv.errors import ChatTemplateError, PromptError
+from qkv.models.shipped import SHIPPED, folder_of
 from qkv.planner.prompts import read_prompts
 from qkv.planner.sources import find_model
 from qkv.planner.units import show_bytes
 from qkv.planner.usage import Usage, measure_usage
 from qkv.tokens import Tokenizer
+
+DEFAULT = "verse"
+"""Whose tokenizer counts where none is named: the one that is always there."""
 
 BYTES_PER_NUMBER = 2
 """Of a 16-bit cache."""
@@ -20,19 +24,28 @@ BYTES_PER_NUMBER = 2
 
 def tokens(
     files: Annotated[list[Path], typer.Argument(help="JSON lines of chat messages, or plain text.")],
-    model: Annotated[Path, typer.Option(help="A folder with the tokenizer.json to count with.")],
-    cache_of: Annotated[str, typer.Option(help="Whose KV cache to count, such as llama-3-8b.")] = "",
+    model: Annotated[
+        str | None, typer.Option(help="A folder with the tokenizer.json to count with; verse if not given.")
+    ] = None,
+    cache_of: Annotated[
+        str, typer.Option(help="Whose KV cache to count, such as llama-3-8b; that of --model if not given.")
+    ] = "",
     page_size: Annotated[int, typer.Option(help="Tokens per page.", min=1)] = 16,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count the tokens of the prompts in FILES, part by part, and what could be shared or left out."""
-    tokenizer = Tokenizer.from_folder(model)
+    tokenizer = Tokenizer.from_folder(folder_of(model or DEFAULT))
     requests = [request for path in files for request in read_prompts(path, _renderer(tokenizer))]
     if not requests:
         raise PromptError(f"there is no prompt in {', '.join(map(str, files))}")
     usage = measure_usage(requests, _encoder(tokenizer), page_size)
     per_token = _bytes_per_token(model, cache_of)
-    typer.echo(json.dumps(_record(usage, per_token), indent=2) if as_json else report(usage, per_token))
+    if as_json:
+        typer.echo(json.dumps({"tokenizer": model or DEFAULT, **_record(usage, per_token)}, indent=2))
+        return
+    typer.echo(report(usage, per_token))
+    if model is None:
+        typer.echo(f"\ncounted with {DEFAULT}'s tokenizer; give --model for another")
 
 
 def report(usage: Usage, bytes_per_token: int | None) -> str:
@@ -100,8 +113,12 @@ def _encoder(tokenizer: Tokenizer) -> Any:
     return lambda text: tokenizer.encode(text, add_special_tokens=False)
 
 
-def _bytes_per_token(folder: Path, name: str) -> int | None:
+def _bytes_per_token(model: str | None, cache_of: str) -> int | None:
     """Return what a 16-bit cache takes per token; ``None`` where no model was named."""
-    if not name and not (folder / "config.json").is_file():
+    if cache_of:
+        source = folder_of(cache_of) if cache_of in SHIPPED else cache_of
+    elif model is not None and (folder_of(model) / "config.json").is_file():
+        source = folder_of(model)
+    else:
         return None
-    return BYTES_PER_NUMBER * find_model(name or folder).numbers(1)
+    return BYTES_PER_NUMBER * find_model(source).numbers(1)

@@ -1,11 +1,13 @@
 """No engine in particular: what a strategy needs where nothing is rounded but to its own pages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qkv.errors import PlanError
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy
+from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_strategy, unshared
 from qkv.planner.term import Term
 
 PAGE_SIZE = 16
@@ -23,10 +25,19 @@ class Ideal:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Accept every request: no engine in particular has all modes."""
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy a text asks for: a storage, and limits on what is kept."""
         names = ("bf16", *(name for name in STORAGES if name != "bf16"))
-        return read_strategy(cache, names, lambda storage: _stored(storage, request))
+        make = _limited if "=" in cache else _stored
+        strategy = read_strategy(cache, names, lambda storage: make(storage, request))
+        if strategy.sinks > request.context:
+            raise PlanError(
+                f"sinks={strategy.sinks:,} are more than the {request.context:,} tokens of the context"
+            )
+        return strategy
 
     def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
         """Return what to compare: lossless first, then fewer bits, then fewer tokens."""
@@ -63,12 +74,28 @@ class Ideal:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
 
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return which strategies share nothing, where users have a beginning in common."""
+        return unshared(strategies, request)
+
 
 def _stored(storage: Storage, request: Request) -> Strategy:
+    """Return the strategy that keeps every token, in single slots where no size of pages is named."""
     pages = "" if request.page_size is None else f", pages of {request.page_size} tokens"
+    unpaged = "unpaged " if not pages and request.context % PAGE_SIZE else ""  # what pages would take is more
     shares = request.shared_prefix > 0
-    title = f"{storage.title}{pages}{', prefix shared' if shares else ''}"
+    title = f"{unpaged}{_title(storage)}{pages}{', prefix shared' if shares else ''}"
     return Strategy(title, storage.name, storage, request.page_size, shares_prefix=shares)
+
+
+def _limited(storage: Storage, request: Request) -> Strategy:
+    """Return the strategy that limits are put upon, in pages as its like in a comparison."""
+    return Strategy(_title(storage), storage.name, storage, request.page_size or PAGE_SIZE)
+
+
+def _title(storage: Storage) -> str:
+    """Return what the comparisons call a form."""
+    return "16 bit" if storage.name == "bf16" else storage.title
 
 
 def _tokens(layer: LayerGroup, strategy: Strategy, request: Request) -> tuple[int, int]:

@@ -5,12 +5,21 @@ window and the tokens of a step, and keep it in 16 bits whatever the rest is sto
 (`src/llama-kv-cache.cpp`, `llama-kv-cache-iswa.cpp`; block formats as in `ggml`.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
+from qkv.planner.strategies import (
+    Demand,
+    Request,
+    Strategy,
+    as_stored,
+    check_unpaged,
+    nothing_shared,
+    read_storage,
+)
 from qkv.planner.term import Term
 
 CELLS = 256
@@ -31,6 +40,10 @@ class LlamaCpp:
     def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
+
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if pages are asked for."""
+        check_unpaged(self.name, request)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of ``--cache-type-k`` and ``--cache-type-v``, both alike."""
@@ -56,6 +69,10 @@ class LlamaCpp:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return that nothing is shared, where users have a beginning in common."""
+        return nothing_shared(self.name, request)
 
 
 def _cells(storage: Storage) -> Strategy:

@@ -5,6 +5,7 @@ float32 until then. Pages behind a window go back, whether the window is the pol
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from qkv.errors import OptionError, PlanError
 from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
 from qkv.planner.storage import Storage
-from qkv.planner.strategies import Demand, Request, Strategy
+from qkv.planner.strategies import Demand, Request, Strategy, unshared
 from qkv.planner.term import Term
 
 COMPARED = ("", "fp16", "int8", "fp8-e4m3", "int8-kivi", "int4")
@@ -48,11 +49,23 @@ class Own:
         """Return the model with the bytes that its weights take in panels for the kernels."""
         return with_loaded_weights(model, form)
 
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if several devices are asked for."""
+        if request.tensor_parallel > 1:
+            raise PlanError(
+                f"qkv runs on one device, not on {request.tensor_parallel}; leave tensor_parallel out, "
+                "or plan for engine 'vllm' or 'ideal'"
+            )
+
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a policy such as ``int8,window=1024,sinks=4``."""
         policy = parse_policy(cache)
         if request.page_size is not None and policy.page is None:
             policy = parse_policy(f"{policy},page={request.page_size}")
+        if request.page_size not in (None, policy.page_size):
+            raise PlanError(
+                f"page_size {request.page_size} and page={policy.page_size} of the cache contradict; give one"
+            )
         shares = (
             request.shared_prefix >= policy.page_size and policy.eviction is None and policy.window is None
         )
@@ -66,6 +79,7 @@ class Own:
             budget=policy.eviction.budget if policy.eviction else None,
             window=policy.window,
             sinks=policy.sinks,
+            keeps_generated=policy.eviction is not None and not policy.eviction.acts_every_step,
         )
 
     def candidates(self, model: ModelMemory, request: Request) -> tuple[Strategy, ...]:
@@ -97,6 +111,29 @@ class Own:
             Term(kept, ((count, "key heads of all layers"), factor), tokens=P)
             for kept, count in _reaches(policy, model).items()
         )
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return which evictions take more than is shown once tokens are generated, or share nothing."""
+        generation = () if request.new_tokens else _unsaid_generation(strategies, request.context)
+        return (*generation, *unshared(strategies, request))
+
+
+def _unsaid_generation(strategies: Sequence[Strategy], N: int) -> tuple[str, ...]:
+    """Return what is assumed of evictions where nobody says how many tokens are generated."""
+    beside = {
+        True: "every token generated after it is kept besides",
+        False: "while tokens are generated up to a page more is held",
+    }
+    evicting = [strategy for strategy in strategies if strategy.budget is not None]
+    found = []
+    for keeps, more in beside.items():
+        texts = dict.fromkeys(each.text for each in evicting if each.keeps_generated == keeps)
+        if texts:
+            found.append(
+                f"{' and '.join(texts)}: bytes after a prompt of all {N:,} tokens; {more}; "
+                "say how many of the tokens are generated with new_tokens="
+            )
+    return tuple(found)
 
 
 def parse_policy(text: str) -> Policy:

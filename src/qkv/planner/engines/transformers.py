@@ -4,12 +4,21 @@ A layer with a window keeps W - 1 tokens between steps. The quantised cache keep
 full and the rest as 4 bits in groups of 64, and does not know windows. (`cache_utils.py`, 5.24.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
-from qkv.planner.strategies import Demand, Request, Strategy, as_stored, read_storage
+from qkv.planner.strategies import (
+    Demand,
+    Request,
+    Strategy,
+    as_stored,
+    check_unpaged,
+    nothing_shared,
+    read_storage,
+)
 from qkv.planner.term import Term
 
 RESIDUAL = 128
@@ -28,6 +37,10 @@ class Transformers:
     def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
+
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if pages are asked for."""
+        check_unpaged(self.name, request)
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``DynamicCache`` in a dtype, or of a ``QuantizedCache`` (``int4``)."""
@@ -57,6 +70,10 @@ class Transformers:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return that nothing is shared, where users have a beginning in common."""
+        return nothing_shared(self.name, request)
 
 
 def _dynamic(storage: Storage) -> Strategy:

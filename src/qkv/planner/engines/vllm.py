@@ -6,8 +6,10 @@ tokens of a step, and one block more, because a window seldom begins where a blo
 (`vllm/v1/kv_cache_interface.py` and `kv_cache_utils.py`.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qkv.errors import PlanError
 from qkv.planner.explanation import products
 from qkv.planner.layers import LayerGroup, ModelMemory
 from qkv.planner.storage import STORAGES, Storage
@@ -33,6 +35,17 @@ class VLLM:
     def loaded(self, model: ModelMemory, form: str | None) -> ModelMemory:
         """Return the model itself: its weights are kept as they are stored."""
         return as_stored(model, form)
+
+    def check(self, model: ModelMemory, request: Request) -> None:
+        """Raise `PlanError` if devices do not divide the query heads, or there are no such blocks."""
+        devices, H = request.tensor_parallel, model.num_query_heads
+        if H % devices:
+            raise PlanError(f"expected tensor_parallel to be a divisor of the {H} query heads, got {devices}")
+        B = request.page_size or BLOCK_SIZE
+        if B % BLOCK_SIZE:
+            raise PlanError(
+                f"vllm's blocks hold a multiple of {BLOCK_SIZE} tokens on GPUs, not page_size {B}"
+            )
 
     def read(self, cache: str, request: Request) -> Strategy:
         """Return the strategy of a ``kv_cache_dtype``."""
@@ -66,6 +79,10 @@ class VLLM:
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind the bytes of a token."""
         return products(model, strategy)
+
+    def remarks(self, strategies: Sequence[Strategy], request: Request) -> tuple[str, ...]:
+        """Return nothing: the figures hold for what is read and what is generated alike."""
+        return ()
 
 
 @dataclass(frozen=True)

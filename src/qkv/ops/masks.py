@@ -128,7 +128,7 @@ def _reach(side: int | None, window: Window) -> int | None:
     reach = as_whole(side)
     if reach is None or reach < 0:
         raise OptionError(
-            f"window=(left, right) must be whole numbers of 0 or more, not {shown(window)}; "
+            f"window=(left, right) must be whole numbers that are not negative, not {shown(window)}; "
             "None is no limit, as in (None, None)"
         )
     return reach if reach < BEYOND_ANY_TEXT else None

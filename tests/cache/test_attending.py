@@ -60,6 +60,7 @@ def test_attending_again_is_refused_where_a_page_of_the_queries_has_been_encoded
     cache = PagedCache(CacheShape(num_layers=1, num_kv_heads=2, head_dim=4), "int4,page=4")
     x = np.ones((1, 2, held, 4), np.float32)
     cache.append(0, x[:, :, :-3], x[:, :, :-3])
+    cache.attend(0, x[:, :, :-3])
     cache.append(0, x[:, :, -3:], x[:, :, -3:])
     first = cache.attend(0, x[:, :, -3:])
     if held < 4:

@@ -14,6 +14,7 @@ from qkv.cache.windows import NO_WINDOW
 from qkv.errors import TrimError
 
 ELEMENT_POLICIES = [*ELEMENTS, *(f"{name},page=2" for name in ELEMENTS), "window=100", "streaming=100"]
+BROKEN_OFF = ["page=4", "int8,page=4", "int4,page=4", "window=3,sinks=1,page=2", "streaming=9,page=4"]
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -162,6 +163,48 @@ def test_a_row_that_is_cancelled_between_chunks_of_a_prompt_takes_nothing_from_t
     for output, count in zip(expected[1:], (4, 1), strict=True):
         np.testing.assert_array_equal(texts.step(cache, (0, count))[:, 1], output[:, 1])
     assert cache.nbytes == cache.pool.nbytes
+
+
+# A step that is broken off in the last layer
+
+
+@pytest.mark.parametrize("held", [3, 4], ids="held={}".format)
+@pytest.mark.parametrize("policy", [*BROKEN_OFF, "streaming=9,sinks=1,rerotate,page=4"])
+def test_a_step_that_only_the_last_layer_did_not_attend_is_begun_anew(policy: str, held: int):
+    """Its token is stored in every layer; before that 3 tokens fill a part of a page, or 4 a page of 4."""
+    texts = Texts(GROUPED)
+    broken_off, untouched = texts.cache(policy), texts.cache(policy)
+    for cache in (broken_off, untouched):
+        texts.step(cache, (held, held - 1))
+    lost = Texts(GROUPED, seed=1)
+    lost.layer(broken_off, 0, (held, held), (1, 1))
+    lost.append(broken_off, 1, (held, held), (1, 1))
+    assert broken_off.lengths == untouched.lengths == (held, held - 1)
+    assert broken_off.positions(2).tolist() == untouched.positions(2).tolist()
+    broken_off.check_integrity()
+    for counts in ((1, 1), (3, 1), (1, 1)):
+        np.testing.assert_array_equal(texts.step(broken_off, counts), texts.step(untouched, counts))
+        assert broken_off.lengths == untouched.lengths
+        broken_off.check_integrity()
+
+
+@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("policy", BROKEN_OFF)
+def test_a_layer_that_is_given_its_token_twice_keeps_the_second(policy: str, again: int):
+    """Four tokens fill a page, so that the fifth, which begins one, needs one in either layer."""
+    texts, lost = Texts(GROUPED), Texts(GROUPED, seed=1)
+    twice, once = texts.cache(policy), texts.cache(policy)
+    for cache in (twice, once):
+        texts.step(cache, (4, 4))
+    outputs = []
+    for layer in range(2):
+        if layer == again:
+            lost.append(twice, layer, (4, 4), (1, 1))
+        outputs.append([texts.layer(cache, layer, (4, 4), (1, 1)) for cache in (twice, once)])
+    for got, expected in outputs:
+        np.testing.assert_array_equal(got, expected)
+    assert twice.lengths == (5, 5)
+    twice.check_integrity()
 
 
 # Nothing of another text

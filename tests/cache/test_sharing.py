@@ -207,6 +207,7 @@ def test_pages_of_another_model_or_shape_are_not_found():
 
     donor = begin(shape, "a")
     donor.append(0, k, k)
+    donor.attend(0, k)
     donor.remember_prefix(index, text(1, 10))
     assert begin(shape, "b").adopt_prefix(index, text(1, 10)) == 0
     assert begin(CacheShape(2, 2, 6), "a").adopt_prefix(index, text(1, 10)) == 0
@@ -301,9 +302,12 @@ def test_a_step_under_way_is_not_remembered():
     shape = CacheShape(num_layers=2, num_kv_heads=1, head_dim=3)
     cache = PagedCache(shape, "page=4", pool=index.pool)
     k = np.ones((1, 1, 6, 3), np.float32)
-    for layer in (0, 1, 0):
+    for layer in (0, 1):
         cache.append(layer, k, k)
-    assert cache.remember_prefix(index, text(1, 12)) == 4
+        cache.attend(layer, k)
+    for layer in (0, 1):
+        cache.append(layer, k, k)
+        assert cache.remember_prefix(index, text(1, 12)) == 4
     begun = PagedCache(shape, "page=4", pool=index.pool)
     begun.append(0, k, k)
     assert begun.adopt_prefix(index, text(1, 12)) == 4

@@ -126,14 +126,14 @@ class PagedCache:
 
     def positions(self, num_tokens: int) -> NDArray[np.int64]:
         """Return at which rotary positions the next T tokens of each sequence stand: ``(B, T)``."""
-        held = [int(one.held[-1, 0]) if self.policy.rerotate else one.length for one in self.sequences]
+        held = [int(one.finished[-1, 0]) if self.policy.rerotate else one.length for one in self.sequences]
         return np.array([range(first, first + num_tokens) for first in held], np.int64)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.
 
-        A step that was interrupted between layers leaves nothing behind, unless it has evicted tokens: the
-        next one begins where it began.
+        Its tokens count when its queries have attended in the last layer. A step that was broken off before
+        leaves nothing behind, unless it has evicted tokens: the next one begins where it began.
 
         Parameters
         ----------
@@ -316,6 +316,7 @@ class PagedCache:
         >>> first, second = PagedCache(shape, pool=pool), PagedCache(shape, pool=pool)
         >>> k = v = np.ones((1, 2, 40, 4), np.float32)
         >>> first.append(0, k, v)
+        >>> output = first.attend(0, k)
         >>> first.remember_prefix(index, range(40))
         32
         >>> second.adopt_prefix(index, [*range(20), 99, 98]), second.length
@@ -528,7 +529,11 @@ class PagedCache:
         return self.policy.eviction is None and not self.layout.codecs.closes_pages
 
     def _finish_step(self) -> None:
-        """Give back what was there for the step alone, and the pages that no later query sees."""
+        """Count its tokens; give back what was there for it alone, and the pages that no later query sees."""
+        for (
+            one
+        ) in self.sequences:  # first of all, for what is given back is there for a step that is not finished
+            one.finish_step()
         for one in self.sequences:
             if one.closes_pages:
                 drop_all_filled(one)

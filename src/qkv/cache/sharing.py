@@ -98,7 +98,7 @@ def adopt(one: SequenceTables, index: PrefixIndex, tokens: ArrayLike, salt: str,
         _enter(one, 0, np.stack(hit.ids_per_page, axis=2))
     if hit.partial_ids is not None and _copy_page(one, num_pages, hit.partial_ids):
         num_tokens += hit.partial_tokens
-    one.held[:], one.tokens[:] = num_tokens, num_tokens
+    one.held[:] = one.tokens[:] = one.length = num_tokens
     return num_tokens
 
 

@@ -177,7 +177,10 @@ class SequenceTables:
     held : (L, G) int64
         Slots in use: tokens of each head, holes behind a window counted.
     tokens : (L,) int64
-        Tokens that have passed through each layer, whether still held or not.
+        Tokens that have come to each layer, whether still held or not.
+    length : int
+        Tokens of finished steps, which have passed through every layer; a step is finished by its last
+        layer's queries, and not before.
     before : (L, G) int64
         Slots that were in use before each layer's last step.
     evicted_at : int
@@ -194,6 +197,7 @@ class SequenceTables:
         )
         self.held = np.zeros((num_layers, num_kv_heads), np.int64)
         self.tokens = np.zeros(num_layers, np.int64)
+        self.length = 0
         self.before = np.zeros_like(self.held)
         self.evicted_at = 0
         self.owns_last_pages = False
@@ -209,14 +213,18 @@ class SequenceTables:
         return self.filling is not self.pages
 
     @property
-    def length(self) -> int:
-        """Tokens that have passed through every layer."""
-        return int(self.tokens[-1])
+    def unfinished(self) -> bool:
+        """Whether a step has not come to its end: it is under way, or was interrupted."""
+        return set(self.tokens.tolist()) != {self.length}
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a step has not come to the last layer: it is under way, or was interrupted."""
-        return len(set(self.tokens.tolist())) > 1
+    def finished(self) -> Counts:
+        """How many slots of each head hold tokens of finished steps, ``(L, G)``."""
+        return np.where(self.tokens[:, None] != self.length, self.before, self.held)
+
+    def finish_step(self) -> None:
+        """Count the tokens of the step under way, which has come to its end in every layer."""
+        self.length = int(self.tokens.min())
 
     def reaches_beyond(self, length: int) -> bool:
         """Whether there are more tokens than that in any layer."""
@@ -240,7 +248,7 @@ class SequenceTables:
         other.pages = self.pages.copy()
         other.filling = self.filling.copy() if self.closes_pages else other.pages
         other.held, other.tokens, other.before = self.held.copy(), self.tokens.copy(), self.before.copy()
-        other.evicted_at = self.evicted_at
+        other.length, other.evicted_at = self.length, self.evicted_at
         self.owns_last_pages = other.owns_last_pages = False
         return other
 
@@ -249,7 +257,7 @@ class SequenceTables:
         for table in self.tables:
             table.free()
         self.owns_last_pages = False
-        self.held[:], self.tokens[:], self.before[:], self.evicted_at = 0, 0, 0, 0
+        self.held[:], self.tokens[:], self.before[:], self.length, self.evicted_at = 0, 0, 0, 0, 0
 
     def pages_for(self, count: int, layers: slice) -> tuple[Counts, Counts]:
         """Return which pages the next ``count`` tokens are written to: from the first to before the last."""
@@ -274,6 +282,7 @@ class SequenceTables:
             assert len(np.unique(ids)) == len(ids), "a page stands in the table twice"
             assert (table.addresses[table.present] == table.pool.addresses(ids)).all(), "a wrong address"
         assert (self.held <= self.tokens[:, None]).all(), "more tokens are held than there ever were"
+        assert (self.tokens >= self.length).all(), "a token has passed through layers to which it never came"
         if self.owns_last_pages:
             under_way = self.held // self.layout.P, -(-self.held // self.layout.P)
             assert not self.filling.count_shared(slice(None), *under_way), "others hold a page under way"

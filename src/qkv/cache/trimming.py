@@ -32,13 +32,13 @@ def check_trim(one: SequenceTables, length: int, windows: Counts, policy: Policy
 def trim_sequence(one: SequenceTables, length: int) -> None:
     """Forget every token from position ``length`` on, which `check_trim` has allowed."""
     extra = one.length - length
-    one.cut(slice(None), _finished(one) - extra if length else np.zeros_like(one.held))
-    one.tokens[:] = length
+    one.cut(slice(None), one.finished - extra if length else np.zeros_like(one.held))
+    one.tokens[:] = one.length = length
     one.evicted_at = min(one.evicted_at, length)
 
 
 def check_unfinished(one: SequenceTables, policy: Policy) -> None:
-    """Raise `TrimError` if a step that did not come to the last layer has evicted tokens."""
+    """Raise `TrimError` if a step that did not come to its end has evicted tokens."""
     if one.unfinished and one.length:
         _check_evicted(one, one.length, policy)
 
@@ -46,14 +46,9 @@ def check_unfinished(one: SequenceTables, policy: Policy) -> None:
 def forget_unfinished(one: SequenceTables, layers: slice) -> None:
     """Take back what such a step has left in some layers, which `check_unfinished` has allowed."""
     if set(one.tokens[layers].tolist()) != {one.length}:
-        one.cut(layers, _finished(one)[layers])
+        one.cut(layers, one.finished[layers])
         one.tokens[layers] = one.length
         one.evicted_at = min(one.evicted_at, one.length)
-
-
-def _finished(one: SequenceTables) -> Counts:
-    """Return how many slots of each head hold tokens that have passed through every layer."""
-    return np.where(one.tokens[:, None] != one.length, one.before, one.held)
 
 
 def _check_evicted(one: SequenceTables, length: int, policy: Policy) -> None:
@@ -67,7 +62,7 @@ def _check_evicted(one: SequenceTables, length: int, policy: Policy) -> None:
 
 
 def _check_encoded(one: SequenceTables, length: int) -> None:
-    P, held = one.layout.P, _finished(one)
+    P, held = one.layout.P, one.finished
     left, begin = held - (one.length - length), held // P * P  # where the page under way begins
     inside = (left % P > 0) & (left < begin)
     if inside.any():

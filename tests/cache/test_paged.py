@@ -207,6 +207,25 @@ def test_a_layer_that_is_given_its_token_twice_keeps_the_second(policy: str, aga
     twice.check_integrity()
 
 
+@pytest.mark.parametrize("policy", ["h2o=9,page=4", "h2o=9:sum,bf16,page=4"])
+def test_scores_that_no_query_has_added_to_let_a_step_begin_anew(policy: str):
+    texts = Texts(GROUPED)
+    broken_off, untouched = texts.cache(policy), texts.cache(policy)
+    for cache in (broken_off, untouched):
+        texts.step(cache, (5, 4))
+    Texts(GROUPED, seed=1).append(broken_off, 0, (5, 4), (1, 1))
+    for counts in ((1, 1), (7, 1), (1, 1)):
+        np.testing.assert_array_equal(texts.step(broken_off, counts), texts.step(untouched, counts))
+    lengths = broken_off.lengths
+    texts.append(broken_off, 0, lengths, (1, 1))
+    broken_off.trim(max(lengths))
+    texts.layer(broken_off, 0, lengths, (1, 1))
+    with pytest.raises(TrimError, match="part of the others' scores"):
+        texts.append(broken_off, 0, lengths, (1, 1))
+    with pytest.raises(TrimError, match="part of the others' scores"):
+        broken_off.trim(max(lengths))
+
+
 # Nothing of another text
 
 

@@ -99,6 +99,7 @@ def note_attention(sequence: SequenceTables, layer: int, step: SeenStep, evictio
     past = read_rows(sequence.pages, layer, ["score"], int(held[0, 0]) - T)["score"]
     first = np.zeros_like(held)
     sequence.pages.make_own(slice(layer, layer + 1), first, -(-held // sequence.layout.P))
+    sequence.scored_at = int(sequence.tokens[layer])
     write_rows(sequence.pages, layer, first[0], {"score": accumulate(past, sums, T, decay)})
 
 

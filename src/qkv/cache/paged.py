@@ -133,7 +133,8 @@ class PagedCache:
         """Put one step's keys and values behind those that every layer has.
 
         Its tokens count when its queries have attended in the last layer. A step that was broken off before
-        leaves nothing behind, unless it has evicted tokens: the next one begins where it began.
+        leaves nothing behind, unless it has evicted tokens, or added to the scores by which h2o evicts: the
+        next one begins where it began.
 
         Parameters
         ----------
@@ -151,7 +152,7 @@ class PagedCache:
         CacheFull
             If the step does not fit into the pool's budget; then the cache is as it was.
         TrimError
-            If an interrupted step has evicted tokens; `free` the cache, and compute the text anew.
+            If an interrupted step has done that; `free` the cache, and compute the text anew.
         """
         check_rows(self.shape, self.batch_size, k, v)
         new = _counts(self.batch_size, k.shape[2], lengths)
@@ -223,7 +224,7 @@ class PagedCache:
         CacheFull
             If the step does not fit into the pool's budget; then the cache is as it was.
         TrimError
-            If an interrupted step has evicted tokens.
+            If an interrupted step has evicted tokens, or added to their scores.
         """
         plain = self._takes_at_once and self.policy.element == "float32" and not self.shape.shares_values
         # A class of its own may do more in `append` and `attend`, which would be passed over.
@@ -509,9 +510,8 @@ class PagedCache:
     def _begin(self, layer: int) -> None:
         """Go back to where the last finished step ended."""
         layers = slice(None) if layer == 0 else slice(layer, layer + 1)
-        if layer == 0:
-            for one in self.sequences:
-                check_unfinished(one, self.policy)
+        for one in self.sequences:
+            check_unfinished(one, layers, self.policy)
         is_broken_off = layer == 0 and any(one.unfinished for one in self.sequences)
         for one in self.sequences:
             forget_unfinished(one, layers)
@@ -532,7 +532,7 @@ class PagedCache:
         """Count its tokens; give back what was there for it alone, and the pages that no later query sees."""
         for (
             one
-        ) in self.sequences:  # first of all, for what is given back is there for a step that is not finished
+        ) in self.sequences:  # first, for until then a step may be taken back by what is given back here
             one.finish_step()
         for one in self.sequences:
             if one.closes_pages:

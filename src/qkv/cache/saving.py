@@ -115,6 +115,7 @@ class SavedCache:
                 setattr(one, name, self._file.array(f"{name}.{row}"))
             one.evicted_at = int(self._file.array(f"evicted_at.{row}")[0])
             one.length = self._length(row, one)
+            one.scored_at = int(one.tokens.max())  # of all tokens, as far as the file tells
         return [self._drops(row) for row in range(self.batch_size)]
 
     def _fill_tables(self, name: str, tables: Sequence[PageTable]) -> None:

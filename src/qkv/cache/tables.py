@@ -185,6 +185,8 @@ class SequenceTables:
         Slots that were in use before each layer's last step.
     evicted_at : int
         How many tokens there were when one was last evicted; 0 if never.
+    scored_at : int
+        How many there were when attention was last added to the scores of all; 0 if never.
     owns_last_pages : bool
         Whether pages under way are known to be nobody else's; not known is as good as not so.
     """
@@ -199,7 +201,7 @@ class SequenceTables:
         self.tokens = np.zeros(num_layers, np.int64)
         self.length = 0
         self.before = np.zeros_like(self.held)
-        self.evicted_at = 0
+        self.evicted_at = self.scored_at = 0
         self.owns_last_pages = False
 
     @property
@@ -248,7 +250,7 @@ class SequenceTables:
         other.pages = self.pages.copy()
         other.filling = self.filling.copy() if self.closes_pages else other.pages
         other.held, other.tokens, other.before = self.held.copy(), self.tokens.copy(), self.before.copy()
-        other.length, other.evicted_at = self.length, self.evicted_at
+        other.length, other.evicted_at, other.scored_at = self.length, self.evicted_at, self.scored_at
         self.owns_last_pages = other.owns_last_pages = False
         return other
 
@@ -257,7 +259,8 @@ class SequenceTables:
         for table in self.tables:
             table.free()
         self.owns_last_pages = False
-        self.held[:], self.tokens[:], self.before[:], self.length, self.evicted_at = 0, 0, 0, 0, 0
+        self.held[:], self.tokens[:], self.before[:] = 0, 0, 0
+        self.length = self.evicted_at = self.scored_at = 0
 
     def pages_for(self, count: int, layers: slice) -> tuple[Counts, Counts]:
         """Return which pages the next ``count`` tokens are written to: from the first to before the last."""

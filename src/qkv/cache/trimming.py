@@ -34,25 +34,35 @@ def trim_sequence(one: SequenceTables, length: int) -> None:
     extra = one.length - length
     one.cut(slice(None), one.finished - extra if length else np.zeros_like(one.held))
     one.tokens[:] = one.length = length
-    one.evicted_at = min(one.evicted_at, length)
+    _forget_changes(one)
 
 
-def check_unfinished(one: SequenceTables, policy: Policy) -> None:
-    """Raise `TrimError` if a step that did not come to its end has evicted tokens."""
-    if one.unfinished and one.length:
+def check_unfinished(one: SequenceTables, layers: slice, policy: Policy) -> None:
+    """Raise `TrimError` if a step that did not come to its end has changed more than it has stored."""
+    if one.length and _stores_more(one, layers):
         _check_evicted(one, one.length, policy)
 
 
 def forget_unfinished(one: SequenceTables, layers: slice) -> None:
     """Take back what such a step has left in some layers, which `check_unfinished` has allowed."""
-    if set(one.tokens[layers].tolist()) != {one.length}:
-        one.cut(layers, one.finished[layers])
-        one.tokens[layers] = one.length
-        one.evicted_at = min(one.evicted_at, one.length)
+    if not _stores_more(one, layers):
+        return
+    one.cut(layers, one.finished[layers])
+    one.tokens[layers] = one.length
+    if layers == slice(None):  # or other layers may be as they were changed
+        _forget_changes(one)
+
+
+def _stores_more(one: SequenceTables, layers: slice) -> bool:
+    return set(one.tokens[layers].tolist()) != {one.length}
+
+
+def _forget_changes(one: SequenceTables) -> None:
+    one.evicted_at, one.scored_at = min(one.evicted_at, one.length), min(one.scored_at, one.length)
 
 
 def _check_evicted(one: SequenceTables, length: int, policy: Policy) -> None:
-    if adds_up_attention(policy.eviction):
+    if adds_up_attention(policy.eviction) and length < one.scored_at:
         lost = "what the tokens to be forgotten attended to is part of the others' scores"
     elif length < one.evicted_at:
         lost = f"tokens were evicted at length {one.evicted_at}, by what came until then"

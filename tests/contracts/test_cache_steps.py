@@ -344,7 +344,7 @@ def test_queries_of_another_shape_are_refused():
             cache.attend(0, wrong)
 
 
-@pytest.mark.parametrize("lengths", [[3], [4, 0], [-1, 2], [[1, 2]]], ids=str)
+@pytest.mark.parametrize("lengths", [[3], [4, 0], [-1, 2], [[1, 2]], [0.5, 2], [1.0, 2.0]], ids=str)
 def test_lengths_that_do_not_fit_are_refused(lengths: list):
     texts = Texts(AS_MANY)
     cache = texts.cache("")
@@ -361,7 +361,7 @@ def test_attending_twice_is_refused_where_pages_have_been_encoded_since():
         cache.attend(0, texts.q[0, :, :, :6])
 
 
-@pytest.mark.parametrize("rows", [[], [0, 1, 0]])
+@pytest.mark.parametrize("rows", [[], [0, 1, 0], [0, -1], [-2], [1, 2]], ids=str)
 def test_rows_are_some_and_each_once(rows: list[int]):
     with pytest.raises(OptionError, match="each once, not of"):
         Texts(GROUPED).cache("").rows(rows)

@@ -317,6 +317,15 @@ def test_keys_of_another_shape_are_refused(cache: ContiguousCache, axis: int):
     assert cache.length == 0
 
 
+@pytest.mark.parametrize("count", [-1, 4, 0.5, 1.0])
+def test_lengths_that_do_not_fit_are_refused(cache: ContiguousCache, count: float):
+    k = np.ones((cache.batch_size, G, 3, D), np.float32)
+    for lengths in ([count] * cache.batch_size, [1] * (cache.batch_size + 1)):
+        with pytest.raises(ShapeError, match=rf"lengths are {cache.batch_size} integers from 0 to 3, not"):
+            cache.append(0, k, k, lengths)  # type: ignore[arg-type]
+    assert cache.nbytes == 0
+
+
 def test_a_cache_of_no_sequence_is_refused(new_cache: Callable[[], ContiguousCache]):
     with pytest.raises(OptionError, match="at least one sequence, not 0"):
         type(new_cache())(SHAPE, 0)

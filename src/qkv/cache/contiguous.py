@@ -107,6 +107,27 @@ def check_rows(shape: CacheShape, batch_size: int, k: Keys, v: Values | None) ->
         )
 
 
+def real_counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> NDArray[np.int64]:
+    """Return how many leading tokens of each row of T are real; all, where that is not said.
+
+    Raises
+    ------
+    ShapeError
+        If these are not integers from 0 to T, one for each row.
+
+    Examples
+    --------
+    >>> real_counts(2, 7, [3, 7]), real_counts(2, 7, None)
+    (array([3, 7]), array([7, 7]))
+    """
+    if lengths is None:
+        return np.full(batch_size, T)
+    new = np.asarray(lengths)
+    if new.shape != (batch_size,) or new.dtype.kind not in "iu" or not ((new >= 0) & (new <= T)).all():
+        raise ShapeError(f"lengths are {batch_size} integers from 0 to {T}, not {lengths}")
+    return new.astype(np.int64)
+
+
 class ContiguousCache:
     """Keys and values of B sequences, each with its own length.
 
@@ -181,10 +202,10 @@ class ContiguousCache:
         Raises
         ------
         ShapeError
-            If the arrays are not of the cache's shape.
+            If the arrays are not of the cache's shape, or ``lengths`` not of theirs.
         """
         check_rows(self.shape, self.batch_size, k, v)
-        new = np.full(self.batch_size, k.shape[2]) if lengths is None else np.asarray(lengths)
+        new = real_counts(self.batch_size, k.shape[2], lengths)
         self._layers[layer].append(self._lengths, new, k, v)
 
     def attend(self, layer: int, q: Queries, lengths: Sequence[int] | None = None, **options: Any) -> Array:

@@ -7,7 +7,7 @@ import pytest
 
 from cache_cases import BACKENDS, GROUPED, Texts, state_of
 from qkv import use_backend
-from qkv.cache import CacheShape, PagedCache, PagePool, Policy
+from qkv.cache import CacheShape, PagedCache, PagePool, Policy, closing, keeping, paged, tables
 from qkv.cache.elements import ELEMENTS
 from qkv.cache.prediction import predicted_nbytes
 from qkv.cache.windows import NO_WINDOW
@@ -79,6 +79,32 @@ def test_a_prompt_longer_than_the_window_is_seen_whole_as_it_passes_and_its_end_
     there = np.flatnonzero(cache.sequences[0].pages.present[0, 0]) * page
     assert there[0] <= 4 and there[0] + page > 4 and cache.nbytes == len(there) * cache.layout.nbytes
     np.testing.assert_allclose(read(cache, [12]), [np.mean(range(5, 13))], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "policy", ["window=5,sinks=2,page=2", "int4,window=5,page=2", "window=5,heads=1/0,page=2"]
+)
+def test_a_window_looks_at_few_pages_of_its_table_however_long_the_text(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Of the hundreds that there were: one to write to, and those that have just fallen behind."""
+    marked: list[int] = []
+
+    def note(first: Any, end: Any) -> tables.Marked:
+        some = between(first, end)
+        marked.append(some.where.size)
+        return some
+
+    between = tables.between
+    for module in (tables, keeping, closing):
+        monkeypatch.setattr(module, "between", note)
+    cache = one_head(policy, num_layers=2)
+    read(cache, range(400))
+    for value in range(8):
+        marked.clear()
+        read(cache, [value])
+        assert marked and max(marked) <= 2 * 2  # of each layer two
+        cache.check_integrity()
 
 
 def test_a_windowed_text_goes_back_as_far_as_what_it_needs_is_there():
@@ -205,6 +231,24 @@ def test_a_layer_that_is_given_its_token_twice_keeps_the_second(policy: str, aga
         np.testing.assert_array_equal(got, expected)
     assert twice.lengths == (5, 5)
     twice.check_integrity()
+
+
+def test_a_step_of_which_only_the_tidying_was_broken_off_counts_and_the_next_one_tidies_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def interrupt(one: Any) -> None:
+        raise KeyboardInterrupt
+
+    broken_off, untouched = one_head("int4,page=4"), one_head("int4,page=4")
+    for cache in (broken_off, untouched):
+        read(cache, [1, 2, 3])
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(paged, "drop_all_filled", interrupt)
+        read(broken_off, [4])
+    read(untouched, [4])
+    assert broken_off.length == 4 and broken_off.nbytes > untouched.nbytes
+    assert read(broken_off, [5]) == read(untouched, [5])
+    assert broken_off.nbytes == untouched.nbytes
 
 
 @pytest.mark.parametrize("policy", ["h2o=9,page=4", "h2o=9:sum,bf16,page=4"])

@@ -135,7 +135,7 @@ def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Cou
         held, P = one.held[layers], one.layout.P
         if (held % P >= count).all():
             continue  # all stand in the page under way, which is there
-        if one.filling.missing(layers, (held - count) // P, -(-held // P)).any():
+        if one.filling.missing(layers, (held - count) // P, -(-held // P)).where.any():
             raise OptionError(
                 f"queries see their own page of {one.layout.element} as it came, and these pages have been "
                 f"encoded since; attend once in each layer after append"

@@ -194,7 +194,7 @@ def _compact_encoded(sequence: SequenceTables, layer: int, kept: NDArray[np.int6
     full, end = (np.full((1, G), pages) for pages in (count // P, -(-count // P)))
     whole = {name: some[:, : count // P * P].reshape(-1, P, *some.shape[2:]) for name, some in rows.items()}
     if count >= P:
-        put_encoded(sequence, layer, between(np.zeros_like(full), full, count // P), whole)
+        put_encoded(sequence, layer, between(np.zeros_like(full), full), whole)
     sequence.filling.take(layers, sequence.filling.missing(layers, full, end))
     under_way = {name: some[:, count // P * P :] for name, some in rows.items()}
     write_rows(sequence.filling, layer, full[0] * P, under_way)

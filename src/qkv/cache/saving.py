@@ -19,7 +19,7 @@ from qkv.cache.layout import Page, PageLayout
 from qkv.cache.policy import Policy
 from qkv.cache.pool import NO_PAGE, Ids, PagePool
 from qkv.cache.room import require_room
-from qkv.cache.tables import Counts, PageTable, SequenceTables
+from qkv.cache.tables import Counts, Marked, PageTable, SequenceTables
 from qkv.errors import CacheFileError
 
 COUNTS = ("held", "tokens", "before")
@@ -223,4 +223,4 @@ def _enter(table: PageTable, numbers: NDArray[np.int64], ids: Ids) -> None:
     """Enter the pages of a saved table, each with a reference of its own."""
     where = numbers != NO_PAGE
     table.pool.share(ids[numbers[where]])
-    table.put(slice(None), where, ids[numbers[where]])
+    table.put(slice(None), Marked(0, where), ids[numbers[where]])

@@ -24,7 +24,7 @@ from qkv.cache.identity import Identity
 from qkv.cache.policy import Policy
 from qkv.cache.pool import NO_PAGE, Ids
 from qkv.cache.prefix import PrefixIndex
-from qkv.cache.tables import SequenceTables
+from qkv.cache.tables import Marked, SequenceTables
 from qkv.errors import CacheFull, OptionError, ShapeError
 
 
@@ -141,9 +141,7 @@ def _num_whole_pages(one: SequenceTables, known: int) -> int:
 
 def _enter(one: SequenceTables, first_page: int, ids: Ids) -> None:
     """Enter pages, (L, G, n), which are the sequence's from now on."""
-    where = np.zeros((*ids.shape[:2], first_page + ids.shape[2]), bool)
-    where[..., first_page:] = True
-    one.pages.put(slice(None), where, ids.ravel())
+    one.pages.put(slice(None), Marked(first_page, np.ones(ids.shape, bool)), ids.ravel())
 
 
 def _copy_page(one: SequenceTables, page: int, shared: Ids) -> bool:

@@ -34,6 +34,7 @@ def trim_sequence(one: SequenceTables, length: int) -> None:
     extra = one.length - length
     one.cut(slice(None), one.finished - extra if length else np.zeros_like(one.held))
     one.tokens[:] = one.length = length
+    one.behind[:] = 0
     _forget_changes(one)
 
 
@@ -86,7 +87,7 @@ def _check_windows(one: SequenceTables, length: int, windows: Counts) -> None:
     P = one.layout.P
     seen = np.maximum(length + 1 - windows, 0)
     end = length // P if one.closes_pages else -(-length // P)
-    gone = one.pages.missing(slice(None), seen // P, np.full_like(seen, end)).any(axis=2)
+    gone = one.pages.missing(slice(None), seen // P, np.full_like(seen, end)).where.any(axis=2)
     if gone.any():
         raise TrimError(
             f"{_cannot(one, length)}: with a window of {windows[gone][0]} token {seen[gone][0]} "

@@ -24,6 +24,7 @@ from qkv.cache.identity import Identity
 from qkv.cache.policy import Policy
 from qkv.cache.pool import NO_PAGE, Ids
 from qkv.cache.prefix import PrefixIndex
+from qkv.cache.prefix_tree import pages_of
 from qkv.cache.tables import Marked, SequenceTables
 from qkv.errors import CacheFull, OptionError, ShapeError
 
@@ -122,11 +123,11 @@ def remember(one: SequenceTables, index: PrefixIndex, tokens: ArrayLike, salt: s
     text, P = np.asarray(tokens)[: one.length], one.layout.P
     if text.shape != (one.length,):
         raise ShapeError(f"expected the {one.length} tokens that were run, not {np.shape(tokens)} of them")
-    known = index.known_tokens(text, salt=salt, adapter=adapter) // P
-    num_pages = max(known, _num_whole_pages(one, known))
-    ids = np.full((num_pages, *one.held.shape), NO_PAGE)
-    ids[known:] = np.moveaxis(one.pages.ids[:, :, known:num_pages], 2, 0)
-    index.insert(text[: num_pages * P], ids, salt=salt, adapter=adapter)
+    known = index.last_known(text, salt=salt, adapter=adapter, known=one.remembered)
+    num_pages = max(known.depth, _num_whole_pages(one, known.depth))
+    pages = pages_of(text[known.depth * P : num_pages * P], P)
+    ids = np.moveaxis(one.pages.ids[:, :, known.depth : num_pages], 2, 0)
+    one.remembered = index.insert_behind(known, pages, ids)
     return num_pages * P
 
 

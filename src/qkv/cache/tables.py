@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qkv.cache.layout import PageLayout
 from qkv.cache.pool import NO_PAGE, Ids, PagePool
+from qkv.cache.prefix_tree import Entry
 
 Counts = NDArray[np.int64]
 
@@ -224,6 +225,8 @@ class SequenceTables:
         How many tokens there were when one was last evicted; 0 if never.
     scored_at : int
         How many there were when attention was last added to the scores of all; 0 if never.
+    remembered : Entry, optional
+        Up to where an index was last found to know the text, or told of it.
     owns_last_pages : bool
         Whether pages under way are known to be nobody else's; not known is as good as not so.
     """
@@ -240,6 +243,7 @@ class SequenceTables:
         self.before, self.behind = np.zeros_like(self.held), np.zeros_like(self.held)
         self.evicted_at = self.scored_at = 0
         self.owns_last_pages = False
+        self.remembered: Entry | None = None
 
     @property
     def layout(self) -> PageLayout:
@@ -288,6 +292,7 @@ class SequenceTables:
         other.filling = self.filling.copy() if self.closes_pages else other.pages
         other.held, other.tokens = self.held.copy(), self.tokens.copy()
         other.before, other.behind = self.before.copy(), self.behind.copy()
+        other.remembered = self.remembered
         other.length, other.evicted_at, other.scored_at = self.length, self.evicted_at, self.scored_at
         self.owns_last_pages = other.owns_last_pages = False
         return other
@@ -296,7 +301,7 @@ class SequenceTables:
         """Give back every page and hold nothing."""
         for table in self.tables:
             table.free()
-        self.owns_last_pages = False
+        self.owns_last_pages, self.remembered = False, None
         self.held[:], self.tokens[:], self.before[:], self.behind[:] = 0, 0, 0, 0
         self.length = self.evicted_at = self.scored_at = 0
 

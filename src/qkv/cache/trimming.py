@@ -34,7 +34,7 @@ def trim_sequence(one: SequenceTables, length: int) -> None:
     extra = one.length - length
     one.cut(slice(None), one.finished - extra if length else np.zeros_like(one.held))
     one.tokens[:] = one.length = length
-    one.behind[:] = 0
+    one.behind[:], one.remembered = 0, None
     _forget_changes(one)
 
 

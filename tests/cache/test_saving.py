@@ -115,7 +115,8 @@ def test_a_step_that_was_under_way_leaves_nothing_behind(policy: str, layers: in
     """It has passed through some layers, and is stored in one more."""
     cache = run(policy)
     step(cache, 5, seed=20, layers=layers)
-    cache.append(layers, *np.ones((2, 2, G, 5, D), np.float32))
+    k, v = np.ones((2, 2, G, 5, D), np.float32)
+    cache.append(layers, k, v)
     cache.save(path)
     other, untouched = loaded(path), run(policy)
     assert other.lengths == untouched.lengths

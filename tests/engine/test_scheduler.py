@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qkv.engine import Engine, Stream
+from qkv.engine.prefixes import SharedPrefixes
+from qkv.engine.requests import Choice
 from qkv.errors import CacheFull
 from qkv.models import new_cache
 from qkv.ops.backend import is_compiled
@@ -514,6 +516,34 @@ def test_a_text_may_be_aborted_at_any_time_and_leaves_nothing(num_steps: int):
     engine.check_integrity()
     engine.run()
     assert answers(other) == alone(Asked(BEGINNING[:5], max_tokens=6))
+    assert engine.pool.num_pages == 0
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_who_is_interrupted_as_it_begins_keeps_no_pages(running: int, monkeypatch: pytest.MonkeyPatch):
+    """The interruption comes when the pages that are known have just been taken."""
+    asked, engine = Asked(BEGINNING[:9], max_tokens=3), Engine(toy(), pool_bytes=20 * PAGE)
+    asked.submit(engine)
+    engine.run()
+    others = [Asked(BEGINNING[9:14], max_tokens=6, ignore_eos=True).submit(engine) for _ in range(running)]
+    engine.step()
+    adopt = SharedPrefixes.adopt
+
+    def interrupted(prefixes: SharedPrefixes, choice: Choice) -> int:
+        assert adopt(prefixes, choice) == 8
+        raise KeyboardInterrupt
+
+    stream = asked.submit(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedPrefixes, "adopt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.check_integrity()
+    assert engine.pool.nbytes == engine.pool.idle_bytes
+    engine.run()
+    assert answers(stream) == alone(asked)
+    assert all(len(other.new_ids) == 6 for other in others)
+    engine.forget_prefixes()
     assert engine.pool.num_pages == 0
 
 

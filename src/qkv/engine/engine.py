@@ -195,15 +195,15 @@ class Engine:
         Whatever interrupts a step, no text is lost: all are read anew, and go on.
         """
         started, before = self._clock(), self._scheduler.counts
-        plan = self._scheduler.plan()
-        for choice, error in plan.failed:
-            choice.end("error", self._clock(), error)
-        runs = plan.runs
-        if not runs:
-            return None
-        for run in runs:
-            run.choice.begin(started)
         try:
+            plan = self._scheduler.plan()
+            for choice, error in plan.failed:
+                choice.end("error", self._clock(), error)
+            runs = plan.runs
+            if not runs:
+                return None
+            for run in runs:
+                run.choice.begin(started)
             rows = run_texts(self.model, runs)
             memory = self._scheduler.memory
             num_new = self._go_on(runs, rows)

@@ -159,6 +159,8 @@ class Scheduler:
         """Take the pages of all, the newest first: what an interrupted step has left of them is not known."""
         for choice in reversed(self.running[:]):
             self.preempt(choice)
+        for choice in self.waiting:  # one was about to begin, perhaps, with pages that are known
+            self._free(choice)
 
     @property
     def memory(self) -> Memory:

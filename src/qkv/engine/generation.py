@@ -104,7 +104,8 @@ class Generation:
         """Give each new piece of text once; the pieces together are the text.
 
         A loop that was left is gone on with by the next one. One that an error ended is not: no more comes,
-        and ``finish_reason`` stays ``None``. Continue such a text from its ids, as `generate` says of its cache.
+        and ``finish_reason`` stays ``None``. Begin another with the ids so far, as `generate` says of its
+        cache.
 
         Raises
         ------

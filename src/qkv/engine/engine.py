@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from qkv.cache import PagedCache, PagePool, Policy
-from qkv.engine.fitting import learn_windows, longest_text
+from qkv.engine.fitting import learn_windows, longest_text, most_nbytes
 from qkv.engine.generation import read_end_ids, room_behind
 from qkv.engine.intake import check_request, read_prompt, read_stop
 from qkv.engine.planning import Event, Run, cannot_fit
@@ -182,9 +182,9 @@ class Engine:
         choices = [Choice(request, index, list(prompt_ids), text, now) for index, text in enumerate(texts)]
         self._num_requests += 1
         self._scheduler.submit(choices)
-        budget, needed = self.pool.budget_bytes, cache.predict_nbytes(request.longest, len(prompt_ids))
-        if budget is not None and needed > budget:
-            longest = longest_text(cache, len(prompt_ids), request.longest + 1)
+        longest = longest_text(cache, len(prompt_ids), request.longest + 1)
+        if longest <= request.longest:
+            needed = most_nbytes(cache, request.longest, len(prompt_ids))
             for choice in choices:
                 self._end(choice, "error", cannot_fit(cache, needed, longest))
         return Stream(choices, 0, self.step, self._clock)

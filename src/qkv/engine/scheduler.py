@@ -218,14 +218,25 @@ class Scheduler:
         self._note("run", choice, len(ids))
 
     def _run_alone(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
-        """Plan as many tokens as fit though nobody else is there; a text of which none do has failed."""
-        fewer = ids
-        while fewer and not self._fits(self._step_nbytes(choice, fewer)):
-            fewer = () if choice.request.repeats_steps else fewer[: len(fewer) // 2]
+        """Plan as many tokens as fit though nobody else is there; a text of which none do has failed.
+
+        What is kept for others may be in the way: an eviction writes to copies of pages that are, and of
+        layers with windows they stay as long as another layer needs them. Then nothing is kept.
+        """
+        fewer = self._fitting(choice, ids)
+        if not fewer:
+            self.forget_prefixes()
+            fewer = self._fitting(choice, ids)
         if fewer:
             self._run(choice, fewer, plan)
         else:
             self._fail(choice, ids, plan)
+
+    def _fitting(self, choice: Choice, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens, or as many of the first as fit where they need not come in one step."""
+        while ids and not self._fits(self._step_nbytes(choice, ids)):
+            ids = () if choice.request.repeats_steps else ids[: len(ids) // 2]
+        return ids
 
     def _admit(self, plan: Plan) -> None:
         """Let those who wait begin, in their order, as long as there are places, tokens and pages."""
@@ -233,8 +244,7 @@ class Scheduler:
             choice = self.waiting[0]
             if self.num_running + choice.num_texts > self.max_batch or not plan.ids_of(choice):
                 return
-            choice.cache = self._new_cache(choice.request.policy)
-            cached = 0 if self._prefixes is None else self._prefixes.adopt(choice)
+            cached = self._give_cache(choice, plan)
             if self.running and not self._has_room(choice, plan):
                 self._free(choice)
                 return
@@ -246,6 +256,21 @@ class Scheduler:
                 self._run_alone(choice, plan.ids_of(choice), plan)
             else:
                 self._run(choice, plan.ids_of(choice), plan)
+
+    def _give_cache(self, choice: Choice, plan: Plan) -> int:
+        """Let a text begin with pages that are known; return how many tokens they hold.
+
+        Under an eviction a text may fit into a pool of its own only if it is read from its first token on.
+        """
+        choice.cache = self._new_cache(choice.request.policy)
+        cached = 0 if self._prefixes is None else self._prefixes.adopt(choice)
+        if not cached or self.running or not choice.request.repeats_steps:
+            return cached
+        if self._fits(self._step_nbytes(choice, plan.ids_of(choice))):
+            return cached
+        self._free(choice)
+        choice.cache = self._new_cache(choice.request.policy)
+        return 0
 
     def _has_room(self, choice: Choice, plan: Plan) -> bool:
         """Whether a text may begin beside others: when all that it has to read fits.

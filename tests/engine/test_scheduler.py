@@ -547,6 +547,50 @@ def test_who_is_interrupted_as_it_begins_keeps_no_pages(running: int, monkeypatc
     assert engine.pool.num_pages == 0
 
 
+def test_who_has_no_room_to_begin_is_not_tried_again_until_there_is_some(monkeypatch: pytest.MonkeyPatch):
+    """Both come to 10 pages in a pool of 10; it is tried at once, and when two of its pages are known."""
+    tried: list[int] = []
+    adopt = SharedPrefixes.adopt
+
+    def counted(prefixes: SharedPrefixes, choice: Choice) -> int:
+        tried.append(choice.request.number)
+        return adopt(prefixes, choice)
+
+    monkeypatch.setattr(SharedPrefixes, "adopt", counted)
+    engine = Engine(toy(), pool_bytes=10 * PAGE)
+    asked = [
+        Asked(BEGINNING[:10], max_tokens=30, ignore_eos=True),
+        Asked((*BEGINNING[:8], *BEGINNING[4:24], *BEGINNING[:10]), max_tokens=1),
+    ]
+    streams = [one.submit(engine) for one in asked]
+    engine.step()
+    first = len(streams[0].new_ids)
+    while streams[0].finish_reason is None:
+        engine.step()
+        engine.check_integrity()
+    assert len(streams[0].new_ids) - first > 20
+    engine.run()
+    assert tried.count(1) == 3 and streams[1].statistics.cached_tokens == 8
+    assert [answers(stream) for stream in streams] == [alone(one) for one in asked]
+    (admitted,) = [event for event in events(engine, "admit") if event.request == 1]
+    (ended,) = [event for event in events(engine, "length") if event.request == 0]
+    assert admitted.step == ended.step + 1
+
+
+def test_who_was_held_up_begins_as_soon_as_more_of_its_text_is_known():
+    """Its 8 pages are too many beside 3 in a pool of 10, until those 3 are known to be the same."""
+    model = toy()
+    first = Asked(BEGINNING[:12], max_tokens=20, ignore_eos=True)
+    (said,) = alone(first)
+    second = Asked((*first.prompt, *said.new_ids[:18], 7, 7), max_tokens=1)
+    engine = Engine(model, pool_bytes=10 * PAGE)
+    streams = [one.submit(engine) for one in (first, second)]
+    engine.run()
+    (admitted,) = [event for event in events(engine, "admit") if event.request == 1]
+    assert (admitted.step, admitted.tokens) == (2, 12)
+    assert [answers(stream) for stream in streams] == [alone(one) for one in (first, second)]
+
+
 def test_a_request_that_never_fits_does_not_hold_up_the_line():
     engine = Engine(toy(), pool_bytes=3 * PAGE)
     asked = Asked(BEGINNING[:4], max_tokens=5)

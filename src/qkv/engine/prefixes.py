@@ -1,7 +1,8 @@
 """Beginnings that requests share: one index for each size of pages."""
 
-from qkv.cache import PagePool, PrefixIndex
-from qkv.cache.sharing import is_shareable
+from qkv.cache import PagedCache, PagePool, PrefixIndex
+from qkv.cache.identity import Identity
+from qkv.cache.sharing import is_shareable, namespace
 from qkv.engine.requests import Choice
 
 
@@ -29,6 +30,21 @@ class SharedPrefixes:
         if choice.wants_prompt_logprobs or not is_shareable(cache.policy):
             return 0
         return cache.adopt_prefix(self._index(cache.policy.page_size), choice.ids, salt=request.salt)
+
+    def known_tokens(self, choice: Choice, cache: PagedCache) -> int:
+        """Return how many tokens full pages are known of that a choice could begin with; takes none of them.
+
+        Parameters
+        ----------
+        choice : Choice
+        cache : PagedCache
+            One of its policy.
+        """
+        index = self._indexes.get(cache.policy.page_size)
+        if index is None or choice.wants_prompt_logprobs or not is_shareable(cache.policy):
+            return 0
+        identity = Identity.of(cache.fingerprint, cache.policy, cache.shape)
+        return index.known_tokens(choice.ids[:-1], salt=namespace(identity, choice.request.salt))
 
     def remember(self, choice: Choice) -> None:
         """Keep the full pages of a choice's cache."""

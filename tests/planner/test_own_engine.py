@@ -12,6 +12,7 @@ import tiny_models
 from qkv import Engine, PlanError, load, new_cache, plan
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
+from qkv.errors import OptionError
 from qkv.planner.engines.own import Own
 from qkv.planner.outcomes import outcome_of
 from qkv.planner.sources import find_model
@@ -181,3 +182,35 @@ def test_a_model_that_qkv_has_no_cache_for_is_refused(name):
 def test_a_policy_that_means_nothing_is_the_planners_error(cache):
     with pytest.raises(PlanError):
         plan(MODEL, context=64, cache=cache, engine="qkv")
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("llama-3-8b", "latent"),
+        ("llama-3-8b", "int8,streaming=512,rerotate"),
+        ("llama-3-8b", "pyramidkv=128,rerotate"),
+        ("gpt2", "expected=128"),
+        ("gpt2", "streaming=128,rerotate"),
+        ("deepseek-v2-lite", "expected=128"),
+    ],
+)
+def test_a_policy_that_no_cache_of_the_model_can_have_is_refused(name, cache):
+    with pytest.raises(PlanError):
+        plan(name, context=600, cache=cache, engine="qkv")
+
+
+@pytest.mark.parametrize("model_and_config", ["gpt2", "qwen2", "deepseek_v3"], indirect=True)
+@pytest.mark.parametrize(
+    "cache", ["latent", "expected=12", "streaming=11,rerotate", "int8,streaming=11,rerotate"]
+)
+def test_what_a_new_cache_refuses_is_not_planned_and_the_rest_is(model_and_config, cache):
+    model, config = model_and_config
+    try:
+        new_cache(model, cache)
+    except OptionError as error:
+        with pytest.raises(PlanError) as refused:
+            plan(config, context=50, cache=cache, engine="qkv")
+        assert str(refused.value) == str(error)
+    else:
+        assert plan(config, context=50, cache=cache, engine="qkv").bytes > 0

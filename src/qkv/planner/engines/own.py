@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
 from qkv.cache.elements import element_named
+from qkv.cache.fitting import check_fits_model
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
 from qkv.cache.prediction import dropped_pages, held_tokens, page_layout, predicted_height, telling_lengths
 from qkv.cache.retention import layer_budgets
 from qkv.cache.windows import NO_WINDOW, head_windows
-from qkv.errors import OptionError, PlanError
+from qkv.errors import CheckpointError, OptionError, PlanError
+from qkv.models.llama import Llama
+from qkv.models.loading import family_of
 from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
 from qkv.planner.storage import Storage
@@ -164,10 +167,18 @@ def _model_windows(model: ModelMemory) -> Counts:
 def _layout(policy: Policy, model: ModelMemory) -> PageLayout:
     shape = cache_shape(model)
     try:
-        policy.check_fits(shape.num_layers, shape.num_kv_heads)
+        check_fits_model(policy, shape, _turns_whole_keys(model))
         return page_layout(shape, policy)
     except OptionError as error:
         raise PlanError(str(error)) from error
+
+
+def _turns_whole_keys(model: ModelMemory) -> bool:
+    """Whether a model turns whole keys by their position; one that qkv does not run is taken to do so."""
+    try:
+        return family_of(model.config) is Llama
+    except CheckpointError:
+        return True
 
 
 def _reaches(policy: Policy, model: ModelMemory) -> Counter[str]:

@@ -591,6 +591,33 @@ def test_who_was_held_up_begins_as_soon_as_more_of_its_text_is_known():
     assert [answers(stream) for stream in streams] == [alone(one) for one in (first, second)]
 
 
+@pytest.mark.parametrize("sharing", [False, True])
+def test_page_sizes_that_callers_name_leave_nothing_behind(sharing: bool):
+    """Each size has an index of its own, which the pool tells of every page that is shared or freed."""
+    engine = Engine(toy(), prefix_sharing=sharing)
+    for size in range(1, 40):
+        engine.submit(BEGINNING[:9], policy=f"page={size}", max_tokens=1)
+        engine.run()
+        engine.forget_prefixes()
+        engine.check_integrity()
+        assert len(engine.pool.keepers) == 0
+    assert not any(isinstance(held, dict) for held in vars(engine).values())
+
+
+def test_an_index_that_remembers_something_stays_when_others_go():
+    engine = Engine(toy())
+    for size in (50, 4, 60, 70):  # a prompt of 9 fills pages of 4 alone
+        engine.submit(BEGINNING[:9], policy=f"page={size}", max_tokens=1)
+        engine.run()
+    assert len(engine.pool.keepers) == 2
+    again = engine.submit(BEGINNING[:9], policy="page=4", max_tokens=1)
+    engine.run()
+    engine.check_integrity()
+    assert again.statistics.cached_tokens == 8
+    engine.forget_prefixes()
+    assert engine.pool.num_pages == 0
+
+
 def test_a_request_that_never_fits_does_not_hold_up_the_line():
     engine = Engine(toy(), pool_bytes=3 * PAGE)
     asked = Asked(BEGINNING[:4], max_tokens=5)

@@ -1,6 +1,6 @@
 """How many bytes a cache will take, from sizes and policy alone, before anything is allocated."""
 
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from qkv.cache.tables import Counts
 from qkv.cache.windows import head_windows, pages_behind
 
 
-@cache
+@lru_cache(maxsize=256)
 def page_layout(shape: CacheShape, policy: Policy) -> PageLayout:
     """Return the layout of a policy's pages for a model's keys and values."""
     return PageLayout(

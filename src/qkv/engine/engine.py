@@ -93,9 +93,9 @@ class Engine:
             if number < 1:
                 raise OptionError(f"{name} must be at least 1, not {number}")
         self.model, self.pool, self.policy = model, PagePool(pool_bytes), _policy(policy)
-        self._caches = {self.policy: new_cache(model, self.policy, pool=self.pool)}
+        self._empty = new_cache(model, self.policy, pool=self.pool)
         if pool_bytes is not None:
-            learn_windows(model, self._caches[self.policy])
+            learn_windows(model, self._empty)
         self._scheduler = Scheduler(
             self.pool,
             self._new_cache,
@@ -297,9 +297,7 @@ class Engine:
         self._scheduler.remove(choice, choice.end(reason, self._clock(), error))
 
     def _new_cache(self, policy: Policy) -> PagedCache:
-        if policy not in self._caches:
-            self._caches[policy] = self._caches[self.policy].beside(policy)
-        return self._caches[policy].beside()
+        return self._empty.beside(policy)
 
 
 def _policy(policy: Policy | str) -> Policy:

@@ -58,6 +58,7 @@ class SharedPrefixes:
         """Give back every page that no request uses."""
         for index in self._indexes.values():
             index.clear()
+        self._drop_empty()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is written down in one place contradicts another."""
@@ -66,5 +67,13 @@ class SharedPrefixes:
 
     def _index(self, page_size: int) -> PrefixIndex:
         if page_size not in self._indexes:
+            self._drop_empty()
             self._indexes[page_size] = PrefixIndex(self._pool, page_size)
         return self._indexes[page_size]
+
+    def _drop_empty(self) -> None:
+        """Let go of indexes that remember nothing: page sizes are the callers', and each asks for one."""
+        for page_size, index in list(self._indexes.items()):
+            if not index.num_cached_tokens:
+                self._pool.dismiss(index)
+                del self._indexes[page_size]

@@ -471,9 +471,8 @@ def test_a_prompt_that_does_not_fit_in_its_one_step_fails_alone():
     engine = Engine(model, pool_bytes=2 * page, policy=policy)
     other, stream = engine.submit([1, 2], max_tokens=5), engine.submit([1] * 9, max_tokens=2, n=2)
     last = engine.submit([1] * 4, max_tokens=2)
-    assert stream.finish_reason is None
-    engine.run()
     assert [one.finish_reason for one in stream.choices] == ["error", "error"]
+    engine.run()
     with pytest.raises(CacheFull, match="3 pages of"):
         list(stream)
     assert other.finish_reason == last.finish_reason == "length"

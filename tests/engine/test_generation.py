@@ -231,6 +231,15 @@ def test_a_prompt_of_ids_is_taken_as_it_is():
         assert model.given[0] == [5, 6]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([1, 99999999], "from 0 to 999, not 99999999"), ([-1], "from 0 to 999, not -1"), ([0.5], "token ids")],
+)
+def test_a_prompt_of_ids_that_the_model_does_not_have_is_refused_at_once(prompt: Any, message: str):
+    with pytest.raises(PromptError, match=message):
+        generation(scripted("ab"), prompt)
+
+
 def test_a_model_without_a_tokenizer_cannot_generate_text():
     with pytest.raises(PromptError, match=r"tokenizer\.json"):
         generation(ScriptedModel([1], None), [1])
@@ -548,7 +557,7 @@ def test_an_interruption_leaves_the_ids_so_far_and_no_reason():
     with pytest.raises(KeyboardInterrupt):
         pieces.extend(text)
     assert text.new_ids == letters("abc")
-    assert text.finish_reason is None
+    assert text.finish_reason is None and list(text) == []  # no more comes of it
     assert text.decode_tokens_per_second >= 0
 
 

@@ -57,9 +57,9 @@ class Generation:
     Raises
     ------
     PromptError
-        If the prompt gives no token, or as many as the context holds.
+        If the prompt gives no token, one that the model does not have, or as many as the context holds.
     OptionError
-        If a value has no meaning, or an id is none of the model's.
+        If a value has no meaning, or a stop id is none of the model's.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Generation:
         self.prompt_ids = (
             self.tokenizer.encode(prompt, add_special_tokens=begins)
             if isinstance(prompt, str)
-            else list(prompt)
+            else list(read_ids(model, prompt))
         )
         held = 0 if cache is None else cache.length
         self._max_tokens = min(max_tokens, room_behind(self.prompt_ids, held, model.context_length))
@@ -103,7 +103,9 @@ class Generation:
     def __iter__(self) -> Iterator[str]:
         """Give each new piece of text once; the pieces together are the text.
 
-        A loop that was left is gone on with by the next one.
+        A loop that was left is gone on with by the next one. One that an error ended is not: no more comes,
+        and ``finish_reason`` stays ``None``. Begin another with the ids so far, as `generate` says of its
+        cache.
 
         Raises
         ------
@@ -248,7 +250,7 @@ def generate(
     Raises
     ------
     PromptError
-        If the prompt gives no token, or as many as the context holds.
+        If the prompt gives no token, one that the model does not have, or as many as the context holds.
     OptionError
         If a sampling value has no meaning.
 
@@ -289,6 +291,24 @@ def require_tokenizer(model: Model) -> Tokenizer:
     if model.tokenizer is None:
         raise PromptError("the model's folder has no tokenizer.json, so text cannot be generated; add it")
     return model.tokenizer
+
+
+def read_ids(model: Model, prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids of a prompt that is given in ids.
+
+    Raises
+    ------
+    PromptError
+        If it is no sequence of ids, or one is none of the model's.
+    """
+    try:
+        ids = tuple(index(token_id) for token_id in prompt)
+    except TypeError as error:
+        raise PromptError(f"a prompt is text or a sequence of token ids, not {prompt!r}") from error
+    unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
+    if unknown:
+        raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
+    return ids
 
 
 def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> frozenset[int]:

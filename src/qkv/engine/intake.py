@@ -1,11 +1,10 @@
 """Read what a request asks for, and refuse what has no meaning before anything of it is queued."""
 
 from collections.abc import Sequence
-from operator import index
 
-from qkv.engine.generation import require_tokenizer
+from qkv.engine.generation import read_ids, require_tokenizer
 from qkv.engine.requests import Request
-from qkv.errors import OptionError, PromptError
+from qkv.errors import OptionError
 from qkv.models import Model
 from qkv.tokens import StopMatcher
 
@@ -16,18 +15,11 @@ def read_prompt(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     Raises
     ------
     PromptError
-        If it is text and the model has no tokenizer, or an id is none of the model's.
+        If it is text and the model has no tokenizer, or `read_ids` refuses it.
     """
     if isinstance(prompt, str):
         return tuple(require_tokenizer(model).encode(prompt))
-    try:
-        ids = tuple(index(token_id) for token_id in prompt)
-    except TypeError as error:
-        raise PromptError(f"a prompt is text or a sequence of token ids, not {prompt!r}") from error
-    unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
-    if unknown:
-        raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
-    return ids
+    return read_ids(model, prompt)
 
 
 def read_stop(model: Model, stop: Sequence[str]) -> tuple[str, ...]:

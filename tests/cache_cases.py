@@ -153,7 +153,6 @@ def state_of(cache: PagedCache) -> tuple:
 def positions(cache: PagedCache, row: int, layer: int) -> list[list[int]]:
     """Where in the text the tokens held stand; with a window, those that have fallen behind it count."""
     one = cache.sequences[row]
-    counts = one.held[layer].tolist()
     if cache.policy.eviction is None:
-        return [list(range(count)) for count in counts]
-    return [positions_of(one, layer, g, count).tolist() for g, count in enumerate(counts)]
+        return [list(range(count)) for count in one.held[layer].tolist()]
+    return positions_of(one, layer).tolist()

@@ -314,13 +314,13 @@ def test_a_budget_that_cannot_hold_the_prompt_is_one_line(qkv, folder):
         assert err.count("\n") == 1
 
 
-def test_a_prompt_that_only_fits_once_it_has_been_read_is_one_line(qkv, folder):
+def test_a_prompt_that_only_fits_once_it_has_been_read_is_refused_before_it_is_run(qkv, folder):
     """Four tokens are left of 40, one page of 16, but they are three pages before any is evicted."""
     arguments = ("generate", "a" * 39, "--model", folder, "--cache", "streaming=8", "--max-tokens", 2)
     status, out, err = qkv(*arguments, "--cache-budget", "15KiB")
-    assert (status, out) == (2, "a" * 39 + "\n")
+    assert (status, out) == (2, "")
     assert err.startswith(
-        "error: --cache-budget of 15,360 bytes is too small for the 40 tokens of the prompt: "
+        "error: --cache-budget of 15,360 bytes is too small for the 40 tokens of the prompt and 2 new ones: "
     )
     assert err.count("\n") == 1
 

@@ -15,6 +15,7 @@ def tokens(B: int, T: int, seed: int = 0) -> np.ndarray:
 def append(cache: ContiguousCache, T: int, lengths: list[int] | None = None) -> None:
     for layer in range(2):
         cache.append(layer, tokens(cache.batch_size, T), tokens(cache.batch_size, T, 1), lengths)
+        cache.attend(layer, tokens(cache.batch_size, T, 2), lengths)
 
 
 def array_bytes(cache: ContiguousCache) -> int:
@@ -82,6 +83,7 @@ def test_growing_keeps_every_bit_of_what_is_held():
     for start, end in [(0, 13), (13, 14), (14, 40), (40, 97)]:
         for layer in range(2):
             cache.append(layer, k[:, :, start:end], v[:, :, start:end])
+            cache.attend(layer, k[:, :, start:end])
     for layer in cache._layers:
         np.testing.assert_array_equal(layer.k[:, :, :97], k)
         np.testing.assert_array_equal(layer.v[:, :, :97], v)

@@ -7,13 +7,14 @@ import pytest
 
 from cache_cases import BACKENDS, GROUPED, Texts, state_of
 from qkv import use_backend
-from qkv.cache import CacheShape, PagedCache, PagePool, Policy
+from qkv.cache import CacheShape, PagedCache, PagePool, Policy, closing, keeping, paged, tables
 from qkv.cache.elements import ELEMENTS
 from qkv.cache.prediction import predicted_nbytes
 from qkv.cache.windows import NO_WINDOW
 from qkv.errors import TrimError
 
 ELEMENT_POLICIES = [*ELEMENTS, *(f"{name},page=2" for name in ELEMENTS), "window=100", "streaming=100"]
+BROKEN_OFF = ["page=4", "int8,page=4", "int4,page=4", "window=3,sinks=1,page=2", "streaming=9,page=4"]
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
@@ -78,6 +79,32 @@ def test_a_prompt_longer_than_the_window_is_seen_whole_as_it_passes_and_its_end_
     there = np.flatnonzero(cache.sequences[0].pages.present[0, 0]) * page
     assert there[0] <= 4 and there[0] + page > 4 and cache.nbytes == len(there) * cache.layout.nbytes
     np.testing.assert_allclose(read(cache, [12]), [np.mean(range(5, 13))], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "policy", ["window=5,sinks=2,page=2", "int4,window=5,page=2", "window=5,heads=1/0,page=2"]
+)
+def test_a_window_looks_at_few_pages_of_its_table_however_long_the_text(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Of the hundreds that there were: one to write to, and those that have just fallen behind."""
+    marked: list[int] = []
+
+    def note(first: Any, end: Any) -> tables.Marked:
+        some = between(first, end)
+        marked.append(some.where.size)
+        return some
+
+    between = tables.between
+    for module in (tables, keeping, closing):
+        monkeypatch.setattr(module, "between", note)
+    cache = one_head(policy, num_layers=2)
+    read(cache, range(400))
+    for value in range(8):
+        marked.clear()
+        read(cache, [value])
+        assert marked and max(marked) <= 2 * 2  # of each layer two
+        cache.check_integrity()
 
 
 def test_a_windowed_text_goes_back_as_far_as_what_it_needs_is_there():
@@ -162,6 +189,85 @@ def test_a_row_that_is_cancelled_between_chunks_of_a_prompt_takes_nothing_from_t
     for output, count in zip(expected[1:], (4, 1), strict=True):
         np.testing.assert_array_equal(texts.step(cache, (0, count))[:, 1], output[:, 1])
     assert cache.nbytes == cache.pool.nbytes
+
+
+# A step that is broken off in the last layer
+
+
+@pytest.mark.parametrize("held", [3, 4], ids="held={}".format)
+@pytest.mark.parametrize("policy", [*BROKEN_OFF, "streaming=9,sinks=1,rerotate,page=4"])
+def test_a_step_that_only_the_last_layer_did_not_attend_is_begun_anew(policy: str, held: int):
+    """Its token is stored in every layer; before that 3 tokens fill a part of a page, or 4 a page of 4."""
+    texts = Texts(GROUPED)
+    broken_off, untouched = texts.cache(policy), texts.cache(policy)
+    for cache in (broken_off, untouched):
+        texts.step(cache, (held, held - 1))
+    lost = Texts(GROUPED, seed=1)
+    lost.layer(broken_off, 0, (held, held), (1, 1))
+    lost.append(broken_off, 1, (held, held), (1, 1))
+    assert broken_off.lengths == untouched.lengths == (held, held - 1)
+    assert broken_off.positions(2).tolist() == untouched.positions(2).tolist()
+    broken_off.check_integrity()
+    for counts in ((1, 1), (3, 1), (1, 1)):
+        np.testing.assert_array_equal(texts.step(broken_off, counts), texts.step(untouched, counts))
+        assert broken_off.lengths == untouched.lengths
+        broken_off.check_integrity()
+
+
+@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("policy", BROKEN_OFF)
+def test_a_layer_that_is_given_its_token_twice_keeps_the_second(policy: str, again: int):
+    """Four tokens fill a page, so that the fifth, which begins one, needs one in either layer."""
+    texts, lost = Texts(GROUPED), Texts(GROUPED, seed=1)
+    twice, once = texts.cache(policy), texts.cache(policy)
+    for cache in (twice, once):
+        texts.step(cache, (4, 4))
+    outputs = []
+    for layer in range(2):
+        if layer == again:
+            lost.append(twice, layer, (4, 4), (1, 1))
+        outputs.append([texts.layer(cache, layer, (4, 4), (1, 1)) for cache in (twice, once)])
+    for got, expected in outputs:
+        np.testing.assert_array_equal(got, expected)
+    assert twice.lengths == (5, 5)
+    twice.check_integrity()
+
+
+def test_a_step_of_which_only_the_tidying_was_broken_off_counts_and_the_next_one_tidies_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def interrupt(one: Any) -> None:
+        raise KeyboardInterrupt
+
+    broken_off, untouched = one_head("int4,page=4"), one_head("int4,page=4")
+    for cache in (broken_off, untouched):
+        read(cache, [1, 2, 3])
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(paged, "drop_all_filled", interrupt)
+        read(broken_off, [4])
+    read(untouched, [4])
+    assert broken_off.length == 4 and broken_off.nbytes > untouched.nbytes
+    assert read(broken_off, [5]) == read(untouched, [5])
+    assert broken_off.nbytes == untouched.nbytes
+
+
+@pytest.mark.parametrize("policy", ["h2o=9,page=4", "h2o=9:sum,bf16,page=4"])
+def test_scores_that_no_query_has_added_to_let_a_step_begin_anew(policy: str):
+    texts = Texts(GROUPED)
+    broken_off, untouched = texts.cache(policy), texts.cache(policy)
+    for cache in (broken_off, untouched):
+        texts.step(cache, (5, 4))
+    Texts(GROUPED, seed=1).append(broken_off, 0, (5, 4), (1, 1))
+    for counts in ((1, 1), (7, 1), (1, 1)):
+        np.testing.assert_array_equal(texts.step(broken_off, counts), texts.step(untouched, counts))
+    lengths = broken_off.lengths
+    texts.append(broken_off, 0, lengths, (1, 1))
+    broken_off.trim(max(lengths))
+    texts.layer(broken_off, 0, lengths, (1, 1))
+    with pytest.raises(TrimError, match="part of the others' scores"):
+        texts.append(broken_off, 0, lengths, (1, 1))
+    with pytest.raises(TrimError, match="part of the others' scores"):
+        broken_off.trim(max(lengths))
 
 
 # Nothing of another text

@@ -30,6 +30,9 @@ POLICIES = [
 TOLERANCE = {"int4": 0.6, "int8-kivi": 0.05}
 """Of elements that encode pages together, and anew when tokens are evicted."""
 
+ENDS = ("behind the last layer", "behind the first layer", "within the last layer")
+"""Where a step may end; but for the first it is broken off."""
+
 PLACES, TOKEN = st.integers(0, 3), st.integers(0, VOCABULARY - 1)
 TOKENS = st.lists(TOKEN, max_size=7)
 
@@ -51,18 +54,18 @@ class Caches(RuleBasedStateMachine):
         self.caches[place].free()
         self.caches[place], self.texts[place] = self._new(policy), [[], []]
 
-    @rule(place=PLACES, new=st.tuples(TOKENS, TOKENS), interrupts=st.booleans())
-    def step(self, place: int, new: tuple[list[int], list[int]], interrupts: bool) -> None:
-        """Run some tokens of each row, or only a first layer."""
+    @rule(place=PLACES, new=st.tuples(TOKENS, TOKENS), ends=st.sampled_from(ENDS))
+    def step(self, place: int, new: tuple[list[int], list[int]], ends: str) -> None:
+        """Run some tokens of each row, or break off on the way."""
         try:
-            self._run(self.caches[place], new, num_layers=1 if interrupts else L)
+            self._run(self.caches[place], new, ends)
         except CacheFull:
             return
         except TrimError:  # a step that was interrupted before has evicted
             self.free(place)
             return
         for text, some in zip(self.texts[place], new, strict=True):
-            text += [] if interrupts else some
+            text += some if ends == "behind the last layer" else []
 
     @rule(place=PLACES, row=st.integers(0, 1), token=TOKEN)
     def step_of_one_row(self, place: int, row: int, token: int) -> None:
@@ -81,8 +84,8 @@ class Caches(RuleBasedStateMachine):
             self.caches[other] = self.caches[place].fork()
             self.texts[other] = [list(text) for text in self.texts[place]]
             assert self.pool.nbytes == before
-            self.step(place, new, interrupts=False)
-            self.step(other, beside, interrupts=False)
+            self.step(place, new, ENDS[0])
+            self.step(other, beside, ENDS[0])
 
     @rule(place=PLACES, share=st.floats(0, 1))
     def trim(self, place: int, share: float) -> None:
@@ -123,13 +126,15 @@ class Caches(RuleBasedStateMachine):
     def _new(self, policy: str) -> PagedCache:
         return PagedCache(CacheShape(L, G, D), policy, 2, pool=self.pool)
 
-    def _run(self, cache: PagedCache, new: Sequence[list[int]], num_layers: int = L) -> None:
+    def _run(self, cache: PagedCache, new: Sequence[list[int]], ends: str = ENDS[0]) -> None:
         T = max(map(len, new))
         padded = [some + [0] * (T - len(some)) for some in new]
         lengths = [len(some) for some in new]
-        for layer in range(num_layers):
+        for layer in range(1 if ends == "behind the first layer" else L):
             q, k, v = (table[padded][:, :, layer].swapaxes(1, 2) for table in (Q, K, V))
             cache.append(layer, k, v, lengths)
+            if layer == L - 1 and ends == "within the last layer":
+                return  # stored, and not attended
             output = cache.attend(layer, q, lengths)
             assert all(np.isfinite(one[:, :count]).all() for one, count in zip(output, lengths, strict=True))
 

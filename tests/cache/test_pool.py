@@ -408,6 +408,23 @@ def test_only_what_a_keeper_keeps_is_its_to_give_back(which: list[int]):
     assert state(pool, ids) == before
 
 
+def test_a_keeper_that_keeps_nothing_may_be_dismissed_and_the_others_keep_what_they_keep():
+    pool = PagePool()
+    first, second, third = Shelf(pool), Shelf(pool), Shelf(pool)
+    ids = pool.take(NBYTES, 3)
+    for shelf, which in ((first, slice(1)), (third, slice(1, 3))):
+        shelf.keep(ids[which])
+    with pytest.raises(OptionError, match="gives them back before"):
+        pool.dismiss(first)
+    pool.dismiss(second)
+    pool.free(ids)
+    assert (first.told, second.told, third.told) == ([[ids[0]]], [], [ids[1:].tolist()])
+    pool.give_back(ids[1:], third)
+    pool.give_back(ids[:1], first)
+    pool.check_integrity()
+    assert pool.keepers == [first, third] and pool.num_pages == 0
+
+
 # Memory and work
 
 

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from qkv import load, load_cache, new_cache
-from qkv.cache import CacheShape, PagedCache, PagePool, Policy, PrefixIndex, Rotation
+from qkv.cache import CacheShape, PagedCache, PagePool, Policy, PrefixIndex, Rotation, saving
 from qkv.cache.cache_file import CacheFile
 from qkv.cache.elements import ELEMENTS
 from qkv.errors import CacheFileError, CacheFull, OptionError, TrimError
@@ -109,13 +110,29 @@ def test_a_saved_cache_is_as_it_was(policy: str, path: Path):
 
 
 @pytest.mark.parametrize("policy", ["", "int8", "int4", "window=5,sinks=2"])
-@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("layers", range(L))
 def test_a_step_that_was_under_way_leaves_nothing_behind(policy: str, layers: int, path: Path):
+    """It has passed through some layers, and is stored in one more."""
     cache = run(policy)
     step(cache, 5, seed=20, layers=layers)
+    k, v = np.ones((2, 2, G, 5, D), np.float32)
+    cache.append(layers, k, v)
     cache.save(path)
     other, untouched = loaded(path), run(policy)
+    assert other.lengths == untouched.lengths
     np.testing.assert_array_equal(step(other, 4, 21), step(untouched, 4, 21))
+
+
+def test_a_file_without_a_count_of_finished_steps_is_of_finished_steps(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def without_lengths(*args: Any) -> Any:
+        return {name: array for name, array in arrays(*args).items() if not name.startswith("length.")}
+
+    arrays = saving._sequence_arrays
+    monkeypatch.setattr(saving, "_sequence_arrays", without_lengths)
+    run("int8").save(path)
+    assert loaded(path).lengths == run("int8").lengths
 
 
 def test_a_models_own_window_is_known_after_loading(path: Path):
@@ -150,6 +167,7 @@ def test_values_that_are_part_of_their_keys_are_loaded(policy: str, path: Path):
     cache = PagedCache(shape, policy)
     k, q = np.random.default_rng(0).normal(size=(2, 1, 1, 20, 5)).astype(np.float32)
     cache.append(0, k, None)
+    cache.attend(0, q)
     cache.save(path)
     other = PagedCache.load(path, shape)
     np.testing.assert_array_equal(other.attend(0, q), cache.attend(0, q))

@@ -20,6 +20,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 def step(cache: ContiguousCache, k: np.ndarray, lengths: list[int] | None = None) -> None:
     for layer in range(2):
         cache.append(layer, k, None, lengths)
+        cache.attend(layer, k, lengths)
 
 
 # What a token costs
@@ -49,6 +50,7 @@ def test_bytes_are_those_predicted_and_those_of_the_arrays(shape: CacheShape):
     for num_tokens in range(1, 70):
         for layer in range(2):
             cache.append(layer, k, k[..., :VALUE_SIZE])
+            cache.attend(layer, k)
         arrays = sum(layer.k.nbytes for layer in cache._layers)
         arrays += 0 if shape.shares_values else sum(layer.v.nbytes for layer in cache._layers)
         assert cache.nbytes == arrays == cache.predict_nbytes(num_tokens)

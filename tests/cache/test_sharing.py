@@ -207,6 +207,7 @@ def test_pages_of_another_model_or_shape_are_not_found():
 
     donor = begin(shape, "a")
     donor.append(0, k, k)
+    donor.attend(0, k)
     donor.remember_prefix(index, text(1, 10))
     assert begin(shape, "b").adopt_prefix(index, text(1, 10)) == 0
     assert begin(CacheShape(2, 2, 6), "a").adopt_prefix(index, text(1, 10)) == 0
@@ -278,6 +279,40 @@ def test_full_pages_are_remembered_and_known_ones_stay(model):
     assert index.pool.nbytes == 0
 
 
+def test_a_text_is_remembered_from_where_it_is_known_and_hashed_no_more_before_that():
+    hashed: list[tuple] = []
+
+    def note(some: tuple) -> int:
+        hashed.append(some)
+        return hash(some)
+
+    def remember(one: PagedCache, tokens: list[int]) -> tuple[int, int]:
+        hashed.clear()
+        return one.remember_prefix(index, tokens), len(hashed)
+
+    def run(one: PagedCache, num_tokens: int) -> None:
+        k = np.ones((1, 2, num_tokens, 6), np.float32)
+        one.append(0, k, k)
+        one.attend(0, k)
+
+    index = PrefixIndex(PagePool(), 4, note)
+    cache = PagedCache(CacheShape(num_layers=1, num_kv_heads=2, head_dim=6), "page=4", pool=index.pool)
+    tokens = text(1, 60)
+    for end, pages in ((47, 11), (51, 1), (52, 1), (53, 0), (55, 0)):
+        run(cache, end - cache.length)
+        known, calls = remember(cache, tokens)
+        assert known == end // 4 * 4 and calls <= 1 + 2 * pages  # to look for each, and to add it
+    assert remember(cache, tokens)[1] <= 1  # for the page under way
+    other = cache.fork()
+    cache.trim(30)
+    run(cache, 6)
+    assert remember(cache, [*tokens[:30], *text(101, 107)])[0] == 36
+    assert index.num_cached_tokens == 52 + 4 * (9 - 7)  # 7 pages are known
+    index.clear()
+    assert remember(other, tokens)[0] == index.num_cached_tokens == 52
+    index.check_integrity()
+
+
 def test_what_was_dropped_is_not_remembered(model):
     """Behind a window of 5, 11 tokens have left page 0 of 4; the one after is whole, but stands on it."""
     _, index = pool_and_index(4)
@@ -301,9 +336,12 @@ def test_a_step_under_way_is_not_remembered():
     shape = CacheShape(num_layers=2, num_kv_heads=1, head_dim=3)
     cache = PagedCache(shape, "page=4", pool=index.pool)
     k = np.ones((1, 1, 6, 3), np.float32)
-    for layer in (0, 1, 0):
+    for layer in (0, 1):
         cache.append(layer, k, k)
-    assert cache.remember_prefix(index, text(1, 12)) == 4
+        cache.attend(layer, k)
+    for layer in (0, 1):
+        cache.append(layer, k, k)
+        assert cache.remember_prefix(index, text(1, 12)) == 4
     begun = PagedCache(shape, "page=4", pool=index.pool)
     begun.append(0, k, k)
     assert begun.adopt_prefix(index, text(1, 12)) == 4

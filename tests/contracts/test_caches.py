@@ -98,10 +98,11 @@ def test_seven_tokens_in_chunks_see_one_to_seven_tokens(cache: ContiguousCache):
     for chunk in ([1, 2, 3], [4, 5, 6], [7]):
         shape = (cache.batch_size, G, len(chunk), D)
         values = np.broadcast_to(np.array(chunk, np.float32)[:, None], shape)
+        q = np.ones((cache.batch_size, H, len(chunk), D), np.float32)
         for layer in range(L):
             cache.append(layer, np.zeros(shape, np.float32), values)
-        q = np.ones((cache.batch_size, H, len(chunk), D), np.float32)
-        outputs.extend(cache.attend(1, q)[-1, -1, :, -1])
+            attended = cache.attend(layer, q)[-1, -1, :, -1]
+            outputs.extend(attended if layer == 1 else [])
         lengths.append(cache.length)
     np.testing.assert_allclose(outputs, [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0], rtol=1e-6)
     assert lengths == [3, 6, 7]
@@ -174,6 +175,7 @@ def test_a_token_whose_key_is_all_zeros_counts_as_a_token(cache: ContiguousCache
     zeros = np.zeros((cache.batch_size, G, 1, D), np.float32)
     for layer in range(L):
         cache.append(layer, zeros, zeros)
+        cache.attend(layer, np.zeros((cache.batch_size, H, 1, D), np.float32))
     assert cache.length == 1
     assert cache.lengths == (1,) * cache.batch_size
 
@@ -203,11 +205,13 @@ def test_a_token_counts_once_every_layer_has_it(cache: ContiguousCache):
     for layer in range(L):
         assert cache.length == 0
         cache.append(layer, texts.k[layer], texts.v[layer])
+        assert cache.length == 0
+        cache.attend(layer, texts.q[layer])
     assert cache.length == 5
 
 
 @pytest.mark.parametrize("held", [0, 4])
-@pytest.mark.parametrize("layers_done", [1, 2])
+@pytest.mark.parametrize("layers_done", [1, 2, 3])
 def test_an_interrupted_step_leaves_nothing_behind(
     new_cache: Callable[[], ContiguousCache], held: int, layers_done: int
 ):
@@ -313,6 +317,15 @@ def test_keys_of_another_shape_are_refused(cache: ContiguousCache, axis: int):
         with pytest.raises(ShapeError, match=r"\(B, G, T, D\)"):
             cache.append(0, k, v)
     assert cache.length == 0
+
+
+@pytest.mark.parametrize("count", [-1, 4, 0.5, 1.0])
+def test_lengths_that_do_not_fit_are_refused(cache: ContiguousCache, count: float):
+    k = np.ones((cache.batch_size, G, 3, D), np.float32)
+    for lengths in ([count] * cache.batch_size, [1] * (cache.batch_size + 1)):
+        with pytest.raises(ShapeError, match=rf"lengths are {cache.batch_size} integers from 0 to 3, not"):
+            cache.append(0, k, k, lengths)  # type: ignore[arg-type]
+    assert cache.nbytes == 0
 
 
 def test_a_cache_of_no_sequence_is_refused(new_cache: Callable[[], ContiguousCache]):

@@ -430,7 +430,7 @@ def test_a_policy_that_contradicts_itself_is_refused_before_anything_runs():
         ({"max_tokens": 0}, OptionError, "at least 1"),
         ({"max_tokens": 1.5}, OptionError, "whole number, at least 1, not 1.5"),
         ({"prompt": None}, PromptError, "token ids, not None"),
-        ({"prompt": b"Hi"}, PromptError, "decode it first"),
+        ({"prompt": b"Hi"}, PromptError, "token ids, not b'Hi'"),
         ({"policies": "int8"}, OptionError, r"policies is a list, such as \['int8'\], not 'int8'"),
         ({"policies": Policy.parse("int4")}, OptionError, r"policies is a list, such as \['int4'\]"),
         ({"policies": 5}, OptionError, r"policies is a list, such as \['int8'\], not 5"),

@@ -1,5 +1,6 @@
 """How long a text may be: what is said to fit does, and one token more does not."""
 
+import functools
 import pickle
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tiny_models
 from qkv import Engine, load, new_cache
 from qkv.cache import CacheShape, PagedCache, PagePool
-from qkv.engine.fitting import learn_windows, longest_text
+from qkv.engine.fitting import learn_windows, longest_text, most_nbytes
 from qkv.errors import CacheFull
 from toy_model import ToyModel
 
@@ -16,6 +17,7 @@ SHAPE = CacheShape(num_layers=2, num_kv_heads=3, head_dim=14)
 POLICIES = (
     *("", "int8", "int4", "int8-kivi,page=5", "window=7,sinks=3,page=4", "window=9"),
     *("snapkv=12,page=4", "int4,snapkv=12,page=8", "streaming=9,page=4", "h2o=13"),
+    *("int8,streaming=13,page=4", "pyramidkv=16,page=4", "int4,window=10,page=4"),
 )
 
 
@@ -23,25 +25,87 @@ def empty(policy, budget, shape=SHAPE):
     return PagedCache(shape, policy, pool=PagePool(budget))
 
 
-def held(policy, prompt, total):
-    """The bytes of each length on the way, one by one."""
+def step(cache, num_tokens):
+    rng = np.random.default_rng(num_tokens)
+    x = rng.normal(size=(1, SHAPE.num_kv_heads, num_tokens, SHAPE.head_dim)).astype(np.float32)
+    for layer in range(SHAPE.num_layers):
+        cache.append(layer, x, x)
+        cache.attend(layer, x)
+
+
+@functools.cache
+def heights(policy, prompt, total):
+    """The slow twin: bytes at the height of the step to each length, from the steps themselves.
+
+    A prompt under an eviction comes in one; all else comes token by token.
+    """
     cache = empty(policy, None)
-    return [cache.predict_nbytes(length, prompt) for length in range(prompt, total)]
+    at = {}
+    while cache.length < total:
+        new = prompt if cache.policy.eviction and not at else 1
+        height = cache.nbytes + cache.step_nbytes(new)
+        cache.pool.peak_nbytes = 0
+        step(cache, new)
+        assert cache.pool.peak_nbytes <= height
+        at[cache.length] = height
+    return at
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("prompt", [1, 5, 23])
 def test_every_length_on_the_way_fits_and_one_more_would_not(policy, prompt):
-    """The slow twin goes through all lengths."""
-    budgets = sorted({size + more for size in held(policy, prompt, 70) for more in (-1, 0)})
-    for budget in budgets:
+    at = heights(policy, prompt, 69)
+    for budget in sorted({size + more for size in at.values() for more in (-1, 0)}):
         longest = longest_text(empty(policy, budget), prompt, most=70)
-        steps = held(policy, prompt, 70)
-        over = next((step for step, size in enumerate(steps) if size > budget), len(steps))
-        if over:
-            assert longest == min(70, prompt + over), (policy, prompt, budget)
+        over = next((length for length, size in at.items() if size > budget), 70)
+        if over > prompt:
+            assert longest == over, (policy, prompt, budget)
         else:
             assert longest <= prompt
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("prompt", [1, 5, 23])
+def test_the_most_on_the_way_is_the_height_of_the_steps(policy, prompt):
+    at = heights(policy, prompt, 69)
+    for length in range(prompt, 70):
+        most = max(size for step_to, size in at.items() if step_to <= length)
+        assert most_nbytes(empty(policy, None), length, prompt) == most, (policy, prompt, length)
+
+
+@pytest.mark.parametrize("policy", ["streaming=13", "h2o=13", "snapkv=13", "pyramidkv=16", "tova=14"])
+@pytest.mark.parametrize("prompt", [1, 11, 38])
+def test_an_eviction_goes_through_in_a_pool_of_the_size_that_was_said_and_in_none_smaller(
+    policy, prompt, tmp_path
+):
+    """Each of three layers holds the whole prompt until it evicts, when those before it have done so."""
+    model = load(tiny_models.write_model(tmp_path, "qwen2"))
+    policy = f"{policy},page=4"
+    most = most_nbytes(new_cache(model, policy), 51, prompt)
+    for budget in (most, most - 1):
+        engine = Engine(model, pool_bytes=budget, policy=policy)
+        stream = engine.submit([1] * prompt, max_tokens=52 - prompt, ignore_eos=True)
+        assert (stream.error is None) == (budget == most)
+        engine.run()
+        assert stream.finish_reason == ("length" if budget == most else "error")
+        if isinstance(stream.error, CacheFull) and (longest := stream.error.longest_tokens or 0) > prompt:
+            shorter = engine.submit([1] * prompt, max_tokens=longest - prompt, ignore_eos=True)
+            engine.run()
+            assert shorter.finish_reason == "length"
+            assert engine.submit([1] * prompt, max_tokens=longest + 1 - prompt).error is not None
+
+
+def test_a_prompt_that_is_said_to_fit_does(tmp_path):
+    """A pool for two layers that have come down to 12 tokens, and a third of 60: one token more is a page."""
+    model = load(tiny_models.write_model(tmp_path, "qwen2"))
+    page = new_cache(model, "snapkv=12,page=4").layout.nbytes * model.cache_shape.num_kv_heads
+    engine = Engine(model, pool_bytes=(3 + 3 + 15) * page, policy="snapkv=12,page=4")
+    too_long = engine.submit([1] * 80, max_tokens=1).error
+    assert isinstance(too_long, CacheFull) and too_long.longest_tokens == 61
+    stream = engine.submit([1] * 60, max_tokens=1, ignore_eos=True)
+    engine.run()
+    assert stream.finish_reason == "length" and engine.pool.peak_nbytes == 21 * page
+    assert engine.submit([1] * 61, max_tokens=1).error is not None
 
 
 def test_a_text_that_fits_is_not_asked_about_page_by_page():

@@ -49,6 +49,7 @@ class ScriptedModel:
         if cache is not None:
             k = v = np.zeros((1, 1, len(ids), 1), np.float32)
             cache.append(0, k, v)
+            cache.attend(0, k)
         logits = np.zeros(VOCAB_SIZE, np.float32)
         logits[self.script[len(self.given) - 1]] = 9.0
         return logits
@@ -228,6 +229,15 @@ def test_a_prompt_of_ids_is_taken_as_it_is():
         assert text.prompt_ids == [5, 6]
         assert outcome(text)[0] == "ab"
         assert model.given[0] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([1, 99999999], "from 0 to 999, not 99999999"), ([-1], "from 0 to 999, not -1"), ([0.5], "token ids")],
+)
+def test_a_prompt_of_ids_that_the_model_does_not_have_is_refused_at_once(prompt: Any, message: str):
+    with pytest.raises(PromptError, match=message):
+        generation(scripted("ab"), prompt)
 
 
 def test_a_model_without_a_tokenizer_cannot_generate_text():
@@ -580,7 +590,7 @@ def test_an_interruption_leaves_the_ids_so_far_and_no_reason():
     with pytest.raises(KeyboardInterrupt):
         pieces.extend(text)
     assert text.new_ids == letters("abc")
-    assert text.finish_reason is None
+    assert text.finish_reason is None and list(text) == []  # no more comes of it
     assert text.decode_tokens_per_second >= 0
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qkv.engine import Engine, Stream
+from qkv.engine.prefixes import SharedPrefixes
+from qkv.engine.requests import Choice
 from qkv.errors import CacheFull
 from qkv.models import new_cache
 from qkv.ops.backend import is_compiled
@@ -398,8 +400,12 @@ def test_who_begins_leaves_the_others_a_page_to_grow():
     assert [answers(stream) for stream in streams] == [alone(one) for one in asked]
 
 
-def test_when_the_oldest_fails_after_others_gave_way_these_go_on():
-    """Before it comes down to 8 tokens it holds 3 pages of 4; there is room for two, and for small ones."""
+def test_when_the_oldest_fails_after_others_gave_way_these_go_on(monkeypatch: pytest.MonkeyPatch):
+    """Before it comes down to 8 tokens it holds 3 pages of 4; there is room for two, and for small ones.
+
+    It is let in all the same, as if that had been reckoned wrongly.
+    """
+    monkeypatch.setattr("qkv.engine.engine.longest_text", lambda cache, prompt_tokens, most: most)
     policy, small = "streaming=8,sinks=1,page=4", "int8,window=1,page=1"
     page, small_page = (new_cache(toy(), one).layout.nbytes for one in (policy, small))
     budget = 2 * page + 5 * small_page
@@ -514,6 +520,105 @@ def test_a_text_may_be_aborted_at_any_time_and_leaves_nothing(num_steps: int):
     engine.check_integrity()
     engine.run()
     assert answers(other) == alone(Asked(BEGINNING[:5], max_tokens=6))
+    assert engine.pool.num_pages == 0
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_who_is_interrupted_as_it_begins_keeps_no_pages(running: int, monkeypatch: pytest.MonkeyPatch):
+    """The interruption comes when the pages that are known have just been taken."""
+    asked, engine = Asked(BEGINNING[:9], max_tokens=3), Engine(toy(), pool_bytes=20 * PAGE)
+    asked.submit(engine)
+    engine.run()
+    others = [Asked(BEGINNING[9:14], max_tokens=6, ignore_eos=True).submit(engine) for _ in range(running)]
+    engine.step()
+    adopt = SharedPrefixes.adopt
+
+    def interrupted(prefixes: SharedPrefixes, choice: Choice) -> int:
+        assert adopt(prefixes, choice) == 8
+        raise KeyboardInterrupt
+
+    stream = asked.submit(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedPrefixes, "adopt", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.check_integrity()
+    assert engine.pool.nbytes == engine.pool.idle_bytes
+    engine.run()
+    assert answers(stream) == alone(asked)
+    assert all(len(other.new_ids) == 6 for other in others)
+    engine.forget_prefixes()
+    assert engine.pool.num_pages == 0
+
+
+def test_who_has_no_room_to_begin_is_not_tried_again_until_there_is_some(monkeypatch: pytest.MonkeyPatch):
+    """Both come to 10 pages in a pool of 10; it is tried at once, and when two of its pages are known."""
+    tried: list[int] = []
+    adopt = SharedPrefixes.adopt
+
+    def counted(prefixes: SharedPrefixes, choice: Choice) -> int:
+        tried.append(choice.request.number)
+        return adopt(prefixes, choice)
+
+    monkeypatch.setattr(SharedPrefixes, "adopt", counted)
+    engine = Engine(toy(), pool_bytes=10 * PAGE)
+    asked = [
+        Asked(BEGINNING[:10], max_tokens=30, ignore_eos=True),
+        Asked((*BEGINNING[:8], *BEGINNING[4:24], *BEGINNING[:10]), max_tokens=1),
+    ]
+    streams = [one.submit(engine) for one in asked]
+    engine.step()
+    first = len(streams[0].new_ids)
+    while streams[0].finish_reason is None:
+        engine.step()
+        engine.check_integrity()
+    assert len(streams[0].new_ids) - first > 20
+    engine.run()
+    assert tried.count(1) == 3 and streams[1].statistics.cached_tokens == 8
+    assert [answers(stream) for stream in streams] == [alone(one) for one in asked]
+    (admitted,) = [event for event in events(engine, "admit") if event.request == 1]
+    (ended,) = [event for event in events(engine, "length") if event.request == 0]
+    assert admitted.step == ended.step + 1
+
+
+def test_who_was_held_up_begins_as_soon_as_more_of_its_text_is_known():
+    """Its 8 pages are too many beside 3 in a pool of 10, until those 3 are known to be the same."""
+    model = toy()
+    first = Asked(BEGINNING[:12], max_tokens=20, ignore_eos=True)
+    (said,) = alone(first)
+    second = Asked((*first.prompt, *said.new_ids[:18], 7, 7), max_tokens=1)
+    engine = Engine(model, pool_bytes=10 * PAGE)
+    streams = [one.submit(engine) for one in (first, second)]
+    engine.run()
+    (admitted,) = [event for event in events(engine, "admit") if event.request == 1]
+    assert (admitted.step, admitted.tokens) == (2, 12)
+    assert [answers(stream) for stream in streams] == [alone(one) for one in (first, second)]
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_page_sizes_that_callers_name_leave_nothing_behind(sharing: bool):
+    """Each size has an index of its own, which the pool tells of every page that is shared or freed."""
+    engine = Engine(toy(), prefix_sharing=sharing)
+    for size in range(1, 40):
+        engine.submit(BEGINNING[:9], policy=f"page={size}", max_tokens=1)
+        engine.run()
+        engine.forget_prefixes()
+        engine.check_integrity()
+        assert len(engine.pool.keepers) == 0
+    assert not any(isinstance(held, dict) for held in vars(engine).values())
+
+
+def test_an_index_that_remembers_something_stays_when_others_go():
+    engine = Engine(toy())
+    for size in (50, 4, 60, 70):  # a prompt of 9 fills pages of 4 alone
+        engine.submit(BEGINNING[:9], policy=f"page={size}", max_tokens=1)
+        engine.run()
+    assert len(engine.pool.keepers) == 2
+    again = engine.submit(BEGINNING[:9], policy="page=4", max_tokens=1)
+    engine.run()
+    engine.check_integrity()
+    assert again.statistics.cached_tokens == 8
+    engine.forget_prefixes()
     assert engine.pool.num_pages == 0
 
 

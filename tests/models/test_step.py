@@ -316,6 +316,7 @@ def empty_cache(request: pytest.FixtureRequest) -> EmptyCache:
 def appended(cache: Cache, lengths: list[int]) -> Cache:
     k = np.zeros((cache.batch_size, 1, max(lengths), 2), np.float32)
     cache.append(0, k, k, lengths)
+    cache.attend(0, k, lengths)
     return cache
 
 

@@ -244,6 +244,12 @@ def test_a_cache_that_means_nothing_is_refused(engine, cache):
         plan("llama-3-8b", engine=engine, cache=cache)
 
 
+@pytest.mark.parametrize("cache", ["keep=512,keep=100", "window=8,window=8", "int8,window=8,sinks=2,sinks=3"])
+def test_what_is_kept_is_limited_once_in_each_way(cache):
+    with pytest.raises(PlanError, match="is given once, not"):
+        plan("llama-3-8b", cache=cache)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "transformers"])
 @pytest.mark.parametrize("cache", ["keep=512", "window=128", "bf16,window=128,sinks=4"])
 def test_an_engine_that_drops_nothing_is_not_planned_as_if_it_did(engine, cache):

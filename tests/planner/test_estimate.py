@@ -316,6 +316,8 @@ def test_more_users_and_longer_texts_never_take_less(engine, users, context, mor
         {"bandwidth": "fast"},
         {"bandwidth": "0GB/s"},
         {"bandwidth": "50GB/s", "compute": "3 apples"},
+        {"compute": "990TFLOP/s"},
+        {"cache": "keep=512,keep=100"},
     ],
 )
 def test_a_request_without_meaning_is_refused_in_words(request_):

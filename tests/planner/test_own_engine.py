@@ -9,9 +9,10 @@ import pytest
 
 import tiny_deepseek
 import tiny_models
-from qkv import PlanError, load, new_cache, plan
+from qkv import Engine, PlanError, load, new_cache, plan
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
+from qkv.errors import OptionError
 from qkv.planner.engines.own import Own
 from qkv.planner.outcomes import outcome_of
 from qkv.planner.sources import find_model
@@ -100,13 +101,13 @@ def test_a_common_beginning_is_held_in_the_same_pages():
 
 
 @pytest.mark.parametrize(
-    "cache", ["", "int8", "int4", "window=8,page=4", "int8,window=7,sinks=3", "snapkv=12"]
+    "cache", ["", "int8", "int4", "window=8,page=4", "int8,window=7,sinks=3", "snapkv=12", "pyramidkv=16"]
 )
 def test_every_length_up_to_the_longest_fits_and_one_more_does_not(cache):
     """The slow twin goes through all lengths."""
     engine, model, request = Own(), find_model(MODEL), Request(users=1, context=60)
     strategy = engine.read(cache, request)
-    grown = [engine.demand(model, strategy, replace(request, context=n)).per_user for n in range(1, 150)]
+    grown = [engine.demand(model, strategy, replace(request, context=n)).room_per_user for n in range(1, 150)]
     for budget in {size - less for size in grown[:80] for less in (0, 1)}:
         longest = outcome_of(model, engine, strategy, request, budget).longest_context
         assert max(grown[:longest], default=0) <= budget
@@ -123,16 +124,17 @@ def test_what_an_eviction_lets_fill_before_it_acts_must_have_room():
 
 
 def test_what_a_page_takes_until_it_is_full_must_have_room():
-    # 64 tokens are two pages in 4 bits for each of 6 key heads; 63 are one, and one of 32 rows in float32.
+    # 64 tokens are two pages in 4 bits for each of 6 key heads; in the step to 64 the second page is there
+    # in float32 too.
     full = 6 * 2 * PageLayout("int4", 32, 14, 14).nbytes
-    most = 6 * (PageLayout("int4", 32, 14, 14).nbytes + PageLayout("float32", 32, 14, 14).nbytes)
+    most = full + 6 * PageLayout("float32", 32, 14, 14).nbytes
     made = plan(MODEL, context=64, cache="int4", engine="qkv", kv_memory=most)
     assert (made.bytes, made.chosen.room_per_device, made.users_that_fit, made.longest_context) == (
-        *(full, most, 1, 64),
+        *(full, most, 1, 95),
     )
     made = plan(MODEL, context=64, cache="int4", engine="qkv", kv_memory=most - 1)
-    assert (made.users_that_fit, made.longest_context) == (0, 32) and not made.fits
-    with pytest.raises(PlanError, match="the longest that fits is 32"):
+    assert (made.users_that_fit, made.longest_context) == (0, 63) and not made.fits
+    with pytest.raises(PlanError, match="the longest that fits is 63"):
         made.check_fits()
 
 
@@ -152,6 +154,24 @@ def test_what_is_assumed_of_an_eviction_is_said_where_nobody_says_what_is_genera
 
 def test_nothing_is_said_of_generation_where_no_row_evicts():
     assert not any("new_tokens" in warning for warning in plan(MODEL, context=119).warnings)
+
+
+@pytest.mark.parametrize(
+    "cache", ["streaming=13", "h2o=13", "snapkv=13", "pyramidkv=16", "int4", "window=10"]
+)
+@pytest.mark.parametrize("new", [1, 15])
+def test_a_pool_of_the_room_that_was_planned_is_enough_and_a_byte_less_is_not(cache, new, tmp_path):
+    """51 tokens held, of which the prompt under an eviction is read in one step."""
+    folder, policy = tiny_models.write_model(tmp_path / "model", "qwen2"), f"{cache},page=4"
+    model, config = load(folder), json.loads((folder / "config.json").read_text())
+    room = plan(config, context=51, new_tokens=new, cache=policy, engine="qkv").chosen.room_per_device
+    made = plan(config, context=51, new_tokens=new, cache=policy, engine="qkv", kv_memory=room - 1)
+    assert made.users_that_fit == 0 and (made.longest_context or 0) < 51
+    for budget in (room, room - 1):
+        engine = Engine(model, pool_bytes=budget, policy=policy)
+        stream = engine.submit([1] * (51 - new), max_tokens=new + 1, ignore_eos=True)
+        engine.run()
+        assert stream.finish_reason == ("length" if budget == room else "error"), budget
 
 
 def test_the_recommended_policy_is_one_the_cache_understands():
@@ -180,3 +200,35 @@ def test_a_model_that_qkv_has_no_cache_for_is_refused(name):
 def test_a_policy_that_means_nothing_is_the_planners_error(cache):
     with pytest.raises(PlanError):
         plan(MODEL, context=64, cache=cache, engine="qkv")
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("llama-3-8b", "latent"),
+        ("llama-3-8b", "int8,streaming=512,rerotate"),
+        ("llama-3-8b", "pyramidkv=128,rerotate"),
+        ("gpt2", "expected=128"),
+        ("gpt2", "streaming=128,rerotate"),
+        ("deepseek-v2-lite", "expected=128"),
+    ],
+)
+def test_a_policy_that_no_cache_of_the_model_can_have_is_refused(name, cache):
+    with pytest.raises(PlanError):
+        plan(name, context=600, cache=cache, engine="qkv")
+
+
+@pytest.mark.parametrize("model_and_config", ["gpt2", "qwen2", "deepseek_v3"], indirect=True)
+@pytest.mark.parametrize(
+    "cache", ["latent", "expected=12", "streaming=11,rerotate", "int8,streaming=11,rerotate"]
+)
+def test_what_a_new_cache_refuses_is_not_planned_and_the_rest_is(model_and_config, cache):
+    model, config = model_and_config
+    try:
+        new_cache(model, cache)
+    except OptionError as error:
+        with pytest.raises(PlanError) as refused:
+            plan(config, context=50, cache=cache, engine="qkv")
+        assert str(refused.value) == str(error)
+    else:
+        assert plan(config, context=50, cache=cache, engine="qkv").bytes > 0

@@ -193,6 +193,15 @@ def test_parameters_that_are_not_finite_are_never_kept(path: Path):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("evaluate_every", [1, 250])
+def test_a_last_step_beyond_what_numbers_hold_is_no_training_that_ended_well(path: Path, evaluate_every: int):
+    """No loss comes after it that would show it."""
+    hot = settings(learning_rate=1e39, steps=1)
+    with pytest.raises(NumericError, match=r"not all finite at step 1; there was no checkpoint"):
+        train(Bigram(), windows(), hot, path, evaluate_every=evaluate_every)
+    assert not path.exists()
+
+
 def test_a_full_disk_is_one_clear_error_and_the_last_checkpoint_stays(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

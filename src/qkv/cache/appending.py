@@ -61,7 +61,8 @@ def append_next(
     CacheFull
         If the pages do not fit.
     """
-    began = all(one.tokens[0] > one.tokens[layer] for one in sequences)  # and then took pages for all layers
+    # A step that began with the first layer took pages for all of them; they go where a layer is cut back.
+    began = all(one.owns_last_pages and one.tokens[0] > one.tokens[layer] for one in sequences)
     for one in () if began else sequences:
         take_pages(one, slice(None) if layer == 0 else slice(layer, layer + 1), 1)
     held = np.stack([one.held[layer] for one in sequences])  # B G

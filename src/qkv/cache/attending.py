@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
 from qkv.cache.layout import PageLayout
+from qkv.cache.rows import read_rows
 from qkv.cache.tables import Counts, PageTable, SequenceTables, stacked_addresses
 from qkv.errors import OptionError, ShapeError
 from qkv.ops import attend, merge_attended
@@ -134,7 +135,7 @@ def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Cou
         held, P = one.held[layers], one.layout.P
         if all(number % P >= count for number in held[0].tolist()):
             continue  # all stand in the page under way, which is there
-        if one.filling.missing(layers, (held - count) // P, -(-held // P)).any():
+        if one.filling.missing(layers, (held - count) // P, -(-held // P)).where.any():
             raise OptionError(
                 f"queries see their own page of {one.layout.element} as it came, and these pages have been "
                 f"encoded since; attend once in each layer after append"
@@ -282,22 +283,22 @@ def held_positions(sequences: Sequence[SequenceTables], layer: int) -> NDArray[n
     most = max(int(one.held[layer].max()) for one in sequences)
     positions = np.zeros((len(sequences), sequences[0].held.shape[1], most), np.int32)
     for row, one in zip(positions, sequences, strict=True):
-        for head, count in enumerate(one.held[layer]):
-            row[head, :count] = positions_of(one, layer, head, int(count))
+        row[:, : int(one.held[layer, 0])] = positions_of(one, layer)
     return positions
 
 
-def positions_of(sequence: SequenceTables, layer: int, head: int, count: int) -> NDArray[np.int32]:
-    """Return where in the text the first ``count`` tokens held by a head stand; the pages must be there."""
-    P = sequence.layout.P
-    full, end = count // P if sequence.closes_pages else -(-count // P), -(-count // P)
-    parts = ((sequence.pages, 0, full), (sequence.filling, full, end))
-    opened = [
-        table.layout.open(table.pool.page(page_id))["positions"]
-        for table, first, last in parts
-        for page_id in table.ids[layer, head, first:last]
-    ]
-    return np.concatenate([np.zeros(0, np.int32), *opened])[:count]
+def positions_of(sequence: SequenceTables, layer: int) -> NDArray[np.int32]:
+    """Return where in the text the tokens stand that a layer of one sequence holds, ``(G, S)``.
+
+    For layouts that keep positions: an eviction leaves all heads of a layer as many tokens.
+    """
+    G, S, P = sequence.held.shape[1], int(sequence.held[layer, 0]), sequence.layout.P
+    encoded = S // P * P if sequence.closes_pages else S
+    positions = read_rows(sequence.pages, layer, ["positions"], encoded)["positions"]
+    if encoded == S:
+        return positions
+    under_way = read_rows(sequence.filling, layer, ["positions"], S - encoded, np.full(G, encoded))
+    return np.concatenate([positions, under_way["positions"]], axis=1)
 
 
 def _attend_decoded(

@@ -104,6 +104,10 @@ class CacheFile:
         if _digest(header, iter(lambda: file.read(1 << 20), b"")) != written:
             raise CacheFileError(f"{path} is damaged or cut short: it is not what was written; save it again")
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is an array of that name."""
+        return name in self._entries
+
     def array(self, name: str) -> NDArray[Any]:
         """Return a whole array."""
         entry = self._find(name)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.cache.tables import SequenceTables, between
+from qkv.cache.tables import Marked, SequenceTables, between
 
 
 def close_pages(sequence: SequenceTables, layer: int) -> None:
@@ -20,13 +20,13 @@ def close_pages(sequence: SequenceTables, layer: int) -> None:
     layout, filling, layers = sequence.layout, sequence.filling, slice(layer, layer + 1)
     first, full = sequence.before[layers] // layout.P, sequence.held[layers] // layout.P
     filled = sequence.pages.missing(layers, first, full)
-    if filled.any():
-        raw = np.stack([filling.pool.page(filling.ids[layer, *place]) for place in np.argwhere(filled[0])])
+    if filled.where.any():
+        raw = np.stack([filling.pool.page(filling.ids[layer, *place]) for _, *place in filled.places])
         put_encoded(sequence, layer, filled, filling.layout.open(raw))
 
 
 def put_encoded(
-    sequence: SequenceTables, layer: int, where: NDArray[np.bool_], rows: Mapping[str, NDArray[Any]]
+    sequence: SequenceTables, layer: int, marked: Marked, rows: Mapping[str, NDArray[Any]]
 ) -> None:
     """Encode whole pages and put them where there are none.
 
@@ -34,7 +34,8 @@ def put_encoded(
     ----------
     sequence : SequenceTables
     layer : int
-    where : (1, G, N) bool
+    marked : Marked
+        Of this layer alone.
     rows : mapping of str to (n, P, ...)
         Keys, values and positions of the n marked pages, in order.
 
@@ -44,12 +45,12 @@ def put_encoded(
         If they do not fit; then nothing has changed.
     """
     layout = sequence.layout
-    encoded = np.zeros((int(where.sum()), layout.nbytes), np.uint8)
+    encoded = np.zeros((int(marked.where.sum()), layout.nbytes), np.uint8)
     layout.write(encoded, 0, rows["k"], rows.get("v"))
     if layout.tracks:
         layout.open(encoded)["positions"][...] = rows["positions"]
-    sequence.pages.take(slice(layer, layer + 1), where)
-    for page, place in zip(encoded, np.argwhere(where[0]), strict=True):
+    sequence.pages.take(slice(layer, layer + 1), marked)
+    for page, (_, *place) in zip(encoded, marked.places, strict=True):
         sequence.pages.pool.page(sequence.pages.ids[layer, *place])[:] = page
 
 
@@ -62,11 +63,13 @@ def drop_filled(sequence: SequenceTables, layer: int) -> None:
     P, layers = sequence.layout.P, slice(layer, layer + 1)
     begun, full = -(-sequence.before[layers] // P), sequence.held[layers] // P
     if (begun < full).any():
-        sequence.filling.drop(layers, between(begun, full, sequence.filling.num_pages))
+        sequence.filling.drop(layers, between(begun, full))
 
 
 def drop_all_filled(sequence: SequenceTables) -> None:
     """Give back the float32 form of every page that is full, at the end of a step."""
     full, part = np.divmod(sequence.held, sequence.layout.P)
-    if sequence.filling.num_present > np.count_nonzero(part):  # there are more than those under way
-        sequence.filling.drop(slice(None), between(np.zeros_like(full), full, sequence.filling.num_pages))
+    # Since the step began, or ever, if the end of an earlier one was itself broken off.
+    for first in (sequence.before // sequence.layout.P, np.zeros_like(full)):
+        if sequence.filling.num_present > np.count_nonzero(part):  # there are more than those under way
+            sequence.filling.drop(slice(None), between(first, full))

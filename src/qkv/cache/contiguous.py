@@ -108,6 +108,27 @@ def check_rows(shape: CacheShape, batch_size: int, k: Keys, v: Values | None) ->
         )
 
 
+def real_counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> NDArray[np.int64]:
+    """Return how many leading tokens of each row of T are real; all, where that is not said.
+
+    Raises
+    ------
+    ShapeError
+        If these are not integers from 0 to T, one for each row.
+
+    Examples
+    --------
+    >>> real_counts(2, 7, [3, 7]), real_counts(2, 7, None)
+    (array([3, 7]), array([7, 7]))
+    """
+    if lengths is None:
+        return np.full(batch_size, T)
+    new = np.asarray(lengths)
+    if new.shape != (batch_size,) or new.dtype.kind not in "iu" or not ((new >= 0) & (new <= T)).all():
+        raise ShapeError(f"lengths are {batch_size} integers from 0 to {T}, not {lengths}")
+    return new.astype(np.int64)
+
+
 class ContiguousCache:
     """Keys and values of B sequences, each with its own length.
 
@@ -123,10 +144,10 @@ class ContiguousCache:
     >>> cache = ContiguousCache(CacheShape(num_layers=1, num_kv_heads=2, head_dim=4))
     >>> k = v = np.ones((1, 2, 3, 4), np.float32)
     >>> cache.append(0, k, v)
-    >>> cache.length, cache.nbytes == cache.predict_nbytes(3)
-    (3, True)
     >>> cache.attend(0, np.ones((1, 6, 3, 4), np.float32)).shape
     (1, 6, 3, 4)
+    >>> cache.length, cache.nbytes == cache.predict_nbytes(3)
+    (3, True)
     """
 
     def __init__(self, shape: CacheShape, batch_size: int = 1) -> None:
@@ -134,11 +155,12 @@ class ContiguousCache:
         self.shape = shape
         self.batch_size = batch_size
         self._layers = [_Layer.empty(shape, batch_size) for _ in range(shape.num_layers)]
+        self._lengths = np.zeros(batch_size, np.int64)  # of finished steps
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each sequence that have passed through every layer."""
-        return tuple(int(length) for length in self._layers[-1].lengths)
+        return tuple(self._lengths.tolist())
 
     @property
     def length(self) -> int:
@@ -159,12 +181,13 @@ class ContiguousCache:
 
     def positions(self, num_tokens: int) -> NDArray[np.int64]:
         """Return where the next T tokens of each sequence stand, ``(B, T)``: behind what it has."""
-        return np.asarray(self.lengths)[:, None] + np.arange(num_tokens)
+        return self._lengths[:, None] + np.arange(num_tokens)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.
 
-        A step that was interrupted between layers leaves nothing behind: the next one writes over it.
+        Its tokens count when its queries have attended in the last layer. A step that was broken off before
+        leaves nothing behind: the next one writes over it.
 
         Parameters
         ----------
@@ -179,11 +202,11 @@ class ContiguousCache:
         Raises
         ------
         ShapeError
-            If the arrays are not of the cache's shape.
+            If the arrays are not of the cache's shape, or ``lengths`` not of theirs.
         """
         check_rows(self.shape, self.batch_size, k, v)
-        new = np.full(self.batch_size, k.shape[2]) if lengths is None else np.asarray(lengths)
-        self._layers[layer].append(np.asarray(self.lengths), new, k, v)
+        new = real_counts(self.batch_size, k.shape[2], lengths)
+        self._layers[layer].append(self._lengths, new, k, v)
 
     def attend(self, layer: int, q: Queries, lengths: Sequence[int] | None = None, **options: Any) -> Array:
         """Let the step's queries see every token so far: causal, the last query on the last key.
@@ -206,7 +229,10 @@ class ContiguousCache:
         S = int(store.lengths.max())
         ragged = lengths is not None or bool((store.lengths != S).any())
         rows = {"q_lengths": lengths, "kv_lengths": store.lengths.tolist()} if ragged else {}
-        return attend(q, store.k[:, :, :S], store.v[:, :, :S], causal=True, **rows, **options)
+        output = attend(q, store.k[:, :, :S], store.v[:, :, :S], causal=True, **rows, **options)
+        if store is self._layers[-1]:
+            self._lengths = store.lengths
+        return output
 
     def trim(self, length: int) -> None:
         """Forget every token from position ``length`` on; sequences shorter than that keep all.
@@ -219,9 +245,9 @@ class ContiguousCache:
             If ``length`` is negative or beyond what is held.
         """
         whole_number("a length to trim to", length, most=self.length)
-        kept = np.minimum(self.lengths, length)
+        self._lengths = np.minimum(self._lengths, length)
         for layer in self._layers:
-            layer.lengths = kept.copy()
+            layer.lengths = self._lengths
 
 
 class _Layer:

@@ -99,6 +99,7 @@ def note_attention(sequence: SequenceTables, layer: int, step: SeenStep, evictio
     past = read_rows(sequence.pages, layer, ["score"], int(held[0, 0]) - T)["score"]
     first = np.zeros_like(held)
     sequence.pages.make_own(slice(layer, layer + 1), first, -(-held // sequence.layout.P))
+    sequence.scored_at = int(sequence.tokens[layer])
     write_rows(sequence.pages, layer, first[0], {"score": accumulate(past, sums, T, decay)})
 
 
@@ -139,7 +140,7 @@ def evict(
     kept = keep(scores, budget, stays.sinks, stays.recent)
     gone = np.ones(scores.shape, bool)
     np.put_along_axis(gone, kept, False, axis=1)
-    positions = _positions(sequence, layer)
+    positions = positions_of(sequence, layer)
     dropped = positions[gone].reshape(len(positions), -1)
     compact(sequence, layer, kept, rotation if rerotates else None)
     sequence.evicted_at = int(sequence.tokens[layer])
@@ -185,7 +186,7 @@ def _compact_encoded(sequence: SequenceTables, layer: int, kept: NDArray[np.int6
     """Choose, and encode in new pages: the step's tokens as they came, earlier ones as they are stored."""
     (G, count), P, layers = kept.shape, sequence.layout.P, slice(layer, layer + 1)
     k, v = decoded_rows(sequence, layer)
-    rows = {"k": k, "positions": _positions(sequence, layer)}
+    rows = {"k": k, "positions": positions_of(sequence, layer)}
     rows |= {} if sequence.layout.shares_values else {"v": v}
     rows = {name: _choose(some, kept) for name, some in rows.items()}
     sequence.cut(layers, np.zeros((1, G), np.int64))
@@ -193,7 +194,7 @@ def _compact_encoded(sequence: SequenceTables, layer: int, kept: NDArray[np.int6
     full, end = (np.full((1, G), pages) for pages in (count // P, -(-count // P)))
     whole = {name: some[:, : count // P * P].reshape(-1, P, *some.shape[2:]) for name, some in rows.items()}
     if count >= P:
-        put_encoded(sequence, layer, between(np.zeros_like(full), full, count // P), whole)
+        put_encoded(sequence, layer, between(np.zeros_like(full), full), whole)
     sequence.filling.take(layers, sequence.filling.missing(layers, full, end))
     under_way = {name: some[:, count // P * P :] for name, some in rows.items()}
     write_rows(sequence.filling, layer, full[0] * P, under_way)
@@ -229,7 +230,7 @@ def _scores(
             return np.zeros((G, S), np.float32)
         case "h2o":
             score = read_rows(sequence.pages, layer, ["score"], S)["score"]
-            ages = int(sequence.tokens[layer]) - _positions(sequence, layer)
+            ages = int(sequence.tokens[layer]) - positions_of(sequence, layer)
             return heavy_hitter_scores(score, ages, eviction.scoring.rule)
         case "snapkv" | "pyramidkv":
             window = min(OBSERVED_QUERIES, stays.recent, T)
@@ -266,12 +267,6 @@ def _sums(
     q, lse = step.q[None], step.lse[None]
     sums = sum_weights([sequence], layer, q, lse, step.sight, step.rules, factors[None])[0]
     return sums / np.float32(step.q.shape[0] // sums.shape[0])
-
-
-def _positions(sequence: SequenceTables, layer: int) -> NDArray[np.int32]:
-    """Return where in the text the tokens held stand: ``(G, S)``."""
-    G, S = sequence.held.shape[1], int(sequence.held[layer, 0])
-    return np.stack([positions_of(sequence, layer, head, S) for head in range(G)])
 
 
 def _turned(keys: NDArray[Any], moves: NDArray[np.int64], rotation: Rotation) -> NDArray[Any]:

@@ -149,21 +149,28 @@ def explain(cache: "PagedCache", windows: NDArray[np.int64]) -> Explanation:
     """
     heads = {}
     for row, one in enumerate(cache.sequences):
-        for layer, head in np.ndindex(one.held.shape):
-            window = int(windows[layer, head])
-            window = None if window == NO_WINDOW else window
-            heads[row, layer, head] = _contents(
-                one, layer, head, window, int(cache.keeping.first_keys[layer, head])
-            )
+        for layer in range(len(one.held)):
+            for head, positions in enumerate(_held_positions(one, layer)):
+                window = int(windows[layer, head])
+                window = None if window == NO_WINDOW else window
+                sinks = int(cache.keeping.first_keys[layer, head])
+                heads[row, layer, head] = _contents(one, layer, head, positions, window, sinks)
     drops = tuple(map(tuple, cache.drops))
     full_nbytes = sum(_full_nbytes(cache.shape, length) for length in cache.lengths)
     return Explanation(cache.policy, cache.lengths, heads, drops, cache.nbytes, full_nbytes)
 
 
-def _contents(one: SequenceTables, layer: int, head: int, window: int | None, sinks: int) -> HeadContents:
+def _contents(
+    one: SequenceTables,
+    layer: int,
+    head: int,
+    positions: NDArray[np.int32],
+    window: int | None,
+    sinks: int,
+) -> HeadContents:
     ids = np.concatenate([table.ids[layer, head] for table in one.tables])
     ids = ids[ids != NO_PAGE]
-    pool, positions = one.pages.pool, _held_positions(one, layer, head)
+    pool = one.pages.pool
     gone = np.ones(int(one.tokens[layer]), bool)
     gone[positions] = False
     return HeadContents(
@@ -177,12 +184,15 @@ def _contents(one: SequenceTables, layer: int, head: int, window: int | None, si
     )
 
 
-def _held_positions(one: SequenceTables, layer: int, head: int) -> NDArray[np.int32]:
-    """Return where in the text the tokens stand that a head's pages hold."""
-    count = int(one.held[layer, head])
+def _held_positions(one: SequenceTables, layer: int) -> Sequence[NDArray[np.int32]]:
+    """Return where in the text the tokens stand that the pages of each head hold."""
     if one.layout.tracks:
-        return positions_of(one, layer, head, count)
-    slots = np.arange(count, dtype=np.int32)
+        return list(positions_of(one, layer))
+    return [_slots_in_pages(one, layer, head) for head in range(one.held.shape[1])]
+
+
+def _slots_in_pages(one: SequenceTables, layer: int, head: int) -> NDArray[np.int32]:
+    slots = np.arange(one.held[layer, head], dtype=np.int32)
     present = [table.present[layer, head] for table in one.tables]
     pages = np.unique(np.concatenate([np.flatnonzero(some) for some in present]))
     return slots[np.isin(slots // one.layout.P, pages)]

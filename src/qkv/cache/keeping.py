@@ -110,5 +110,6 @@ class Keeping:
     def drop_behind(self, one: SequenceTables) -> None:
         """Give back the pages that have fallen behind every window."""
         if self.policy.eviction is None and self.has_windows:
-            behind = pages_behind(one.held, self.effective_windows, self.first_keys, one.layout.P)
-            one.pages.drop(slice(None), between(*behind, one.pages.num_pages))
+            first, end = pages_behind(one.held, self.effective_windows, self.first_keys, one.layout.P)
+            one.pages.drop(slice(None), between(np.maximum(first, one.behind), end))
+            one.behind = np.maximum(one.behind, end)

@@ -17,7 +17,7 @@ from qkv.cache.appending import append_next, append_tokens
 from qkv.cache.at_once import write_next
 from qkv.cache.attending import Rules, attend_tables, check_queries
 from qkv.cache.closing import drop_all_filled, drop_filled
-from qkv.cache.contiguous import CacheShape, check_rows
+from qkv.cache.contiguous import CacheShape, check_rows, real_counts
 from qkv.cache.evicting import Dropped, Rotation
 from qkv.cache.explanation import Explanation, explain
 from qkv.cache.fitting import check_fits_model
@@ -31,9 +31,9 @@ from qkv.cache.protocol import LayerRules
 from qkv.cache.room import check_room, step_nbytes
 from qkv.cache.saving import open_saved, save_sequences
 from qkv.cache.sharing import adopt, check_shareable, namespace, remember
-from qkv.cache.tables import Counts, SequenceTables
+from qkv.cache.tables import SequenceTables
 from qkv.cache.trimming import check_trim, check_unfinished, forget_unfinished, trim_sequence
-from qkv.errors import OptionError, ShapeError
+from qkv.errors import OptionError
 from qkv.ops.backend import is_compiled
 from qkv.shapes import Array, Keys, Queries, Values
 
@@ -126,13 +126,14 @@ class PagedCache:
 
     def positions(self, num_tokens: int) -> NDArray[np.int64]:
         """Return at which rotary positions the next T tokens of each sequence stand: ``(B, T)``."""
-        held = [int(one.held[-1, 0]) if self.policy.rerotate else one.length for one in self.sequences]
+        held = [int(one.finished[-1, 0]) if self.policy.rerotate else one.length for one in self.sequences]
         return np.array([range(first, first + num_tokens) for first in held], np.int64)
 
     def append(self, layer: int, k: Keys, v: Values | None, lengths: Sequence[int] | None = None) -> None:
         """Put one step's keys and values behind those that every layer has.
 
-        A step that was interrupted between layers leaves nothing behind, unless it has evicted tokens: the
+        Its tokens count when its queries have attended in the last layer. A step that was broken off before
+        leaves nothing behind, unless it has evicted tokens, or added to the scores by which h2o evicts: the
         next one begins where it began.
 
         Parameters
@@ -147,14 +148,14 @@ class PagedCache:
         Raises
         ------
         ShapeError
-            If the arrays are not of the cache's shape.
+            If the arrays are not of the cache's shape, or ``lengths`` not of theirs.
         CacheFull
             If the step does not fit into the pool's budget; then the cache is as it was.
         TrimError
-            If an interrupted step has evicted tokens; `free` the cache, and compute the text anew.
+            If an interrupted step has done that; `free` the cache, and compute the text anew.
         """
         check_rows(self.shape, self.batch_size, k, v)
-        new = _counts(self.batch_size, k.shape[2], lengths)
+        new = real_counts(self.batch_size, k.shape[2], lengths)
         self._begin(layer)
         if layer == 0:
             check_room(self.sequences, new, self.keeping.budgets, self.policy)
@@ -193,12 +194,12 @@ class PagedCache:
         Raises
         ------
         ShapeError
-            If the queries are not of the cache's shape.
+            If the queries are not of the cache's shape, or ``lengths`` not of theirs.
         OptionError
             If they have attended before, and their pages have been encoded since.
         """
         check_queries(self.shape, self.batch_size, q)
-        new = _counts(self.batch_size, q.shape[2], lengths)
+        new = real_counts(self.batch_size, q.shape[2], lengths)
         weighing, window = _split(q.shape[-1], **rules)
         sight = self.keeping.sight(self.sequences, layer, new, window)
         output, lse = attend_tables(self.sequences, layer, q, sight, weighing)
@@ -224,7 +225,7 @@ class PagedCache:
         CacheFull
             If the step does not fit into the pool's budget; then the cache is as it was.
         TrimError
-            If an interrupted step has evicted tokens.
+            If an interrupted step has evicted tokens, or added to their scores.
         """
         plain = self._takes_at_once and self.policy.element == "float32" and not self.shape.shares_values
         # A class of its own may do more in `append` and `attend`, which would be passed over.
@@ -272,10 +273,13 @@ class PagedCache:
         Raises
         ------
         OptionError
-            If there is none, or one comes twice.
+            If there is none, one comes twice, or one is not there.
         """
-        if len(set(rows)) < max(1, len(rows)):
-            raise OptionError(f"a step is of one sequence or more, each once, not of {list(rows)}")
+        B = self.batch_size
+        if len(set(rows)) < max(1, len(rows)) or not all(0 <= row < B for row in rows):
+            raise OptionError(
+                f"a step is of one sequence or more, from 0 to {B - 1}, each once, not of {list(rows)}"
+            )
         return self._with([self.sequences[row] for row in rows], [self.drops[row] for row in rows])
 
     def adopt_prefix(
@@ -316,6 +320,7 @@ class PagedCache:
         >>> first, second = PagedCache(shape, pool=pool), PagedCache(shape, pool=pool)
         >>> k = v = np.ones((1, 2, 40, 4), np.float32)
         >>> first.append(0, k, v)
+        >>> output = first.attend(0, k)
         >>> first.remember_prefix(index, range(40))
         32
         >>> second.adopt_prefix(index, [*range(20), 99, 98]), second.length
@@ -508,9 +513,8 @@ class PagedCache:
     def _begin(self, layer: int) -> None:
         """Go back to where the last finished step ended."""
         layers = slice(None) if layer == 0 else slice(layer, layer + 1)
-        if layer == 0:
-            for one in self.sequences:
-                check_unfinished(one, self.policy)
+        for one in self.sequences:
+            check_unfinished(one, layers, self.policy)
         is_broken_off = layer == 0 and any(one.unfinished for one in self.sequences)
         for one in self.sequences:
             forget_unfinished(one, layers)
@@ -528,21 +532,15 @@ class PagedCache:
         return self.policy.eviction is None and not self.layout.codecs.closes_pages
 
     def _finish_step(self) -> None:
-        """Give back what was there for the step alone, and the pages that no later query sees."""
+        """Count its tokens; give back what was there for it alone, and the pages that no later query sees."""
+        for (
+            one
+        ) in self.sequences:  # first, for until then a step may be taken back by what is given back here
+            one.finish_step()
         for one in self.sequences:
             if one.closes_pages:
                 drop_all_filled(one)
             self.keeping.drop_behind(one)
-
-
-def _counts(batch_size: int, T: int, lengths: Sequence[int] | None) -> Counts:
-    """Return how many leading tokens of each row of T are real."""
-    if lengths is None:
-        return np.full(batch_size, T)
-    new = np.asarray(lengths)
-    if new.shape != (batch_size,) or not ((new >= 0) & (new <= T)).all():
-        raise ShapeError(f"lengths are {batch_size} integers from 0 to {T}, not {lengths}")
-    return new
 
 
 def _split(

@@ -216,6 +216,20 @@ class PagePool:
         self._keeper[held] = -1
         self._drop_unheld(held)
 
+    def dismiss(self, keeper: Keeper) -> None:
+        """Ask a keeper no more.
+
+        Raises
+        ------
+        OptionError
+            If it keeps a page; then nothing has changed.
+        """
+        place = self.keepers.index(keeper)
+        if (self._keeper == place).any():
+            raise OptionError("a keeper that keeps pages gives them back before it is dismissed")
+        del self.keepers[place]
+        self._keeper[self._keeper > place] -= 1
+
     def page(self, id: SupportsIndex) -> NDArray[np.uint8]:
         """Return the bytes of a page, to read and to write.
 

@@ -130,14 +130,25 @@ class PrefixIndex:
                 f"{np.size(tokens)} tokens fill {len(pages)} pages of {self.page_size}; "
                 f"expected the ids of so many, not of {len(ids_per_page)}"
             )
-        root = self._tree.root(salt, adapter)
-        known = self._tree.follow(root, pages)
-        new = [np.array(ids, np.int64) for ids in ids_per_page[len(known) :]]
+        known = self.last_known(tokens, salt=salt, adapter=adapter)
+        self.insert_behind(known, pages[known.depth :], ids_per_page[known.depth :])
+
+    def insert_behind(
+        self, known: Entry, pages: Sequence[bytes], ids_per_page: Sequence[ArrayLike] | Ids
+    ) -> Entry:
+        """Remember the pages, not yet known, behind what `last_known` has found; return the last one's entry.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As for `insert`.
+        """
+        new = [np.array(ids, np.int64) for ids in ids_per_page]
         self._keep(new)
-        parent = known[-1] if known else root
-        for page, ids in zip(pages[len(known) :], new, strict=True):
-            parent = self._tree.add(parent, page, ids)
-            self._with_first_id[_first_id(ids)] = parent
+        for page, ids in zip(pages, new, strict=True):
+            known = self._tree.add(known, page, ids)
+            self._with_first_id[_first_id(ids)] = known
+        return known
 
     def lookup(self, tokens: ArrayLike, *, salt: str = "", adapter: str = "") -> Hit:
         """Find the longest beginning of a text that is remembered, and take a reference to its pages.
@@ -171,10 +182,23 @@ class PrefixIndex:
         self._count(hit, np.size(tokens))
         return hit
 
-    def known_tokens(self, tokens: ArrayLike, *, salt: str = "", adapter: str = "") -> int:
-        """Return how many leading tokens of a text are known, in full pages; takes no reference to them."""
-        pages = pages_of(tokens, self.page_size)
-        return len(self._tree.follow(self._tree.root(salt, adapter), pages)) * self.page_size
+    def last_known(
+        self, tokens: ArrayLike, *, salt: str = "", adapter: str = "", known: Entry | None = None
+    ) -> Entry:
+        """Return the last entry of a text that is known from its first token on; takes no reference.
+
+        Parameters
+        ----------
+        tokens : (S,) integers
+        salt, adapter : str
+            As given to `insert`.
+        known : Entry, optional
+            Of the same text, from earlier. While the index has it, only what is behind it is looked for.
+        """
+        if known is None or known.namespace != (salt, adapter) or not self._tree.holds(known):
+            known = self._tree.root(salt, adapter)
+        rest = np.asarray(tokens)[known.depth * self.page_size :]
+        return [known, *self._tree.follow(known, pages_of(rest, self.page_size))][-1]
 
     def clear(self) -> None:
         """Forget everything; pages in use stay with those who use them."""

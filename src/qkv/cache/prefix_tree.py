@@ -65,9 +65,13 @@ class PrefixTree:
         known = self._roots.get(namespace)
         return known or Entry(None, namespace, self._hash(namespace), b"", np.zeros(0, np.int64), depth=0)
 
-    def follow(self, root: Entry, pages: Sequence[bytes]) -> list[Entry]:
-        """Return the entries of a text's first pages, as far as they are known."""
-        found, parent = [], root
+    def holds(self, entry: Entry) -> bool:
+        """Whether an entry can still be found; then so can all before it."""
+        return entry in self._with_key.get(entry.key, ())
+
+    def follow(self, behind: Entry, pages: Sequence[bytes]) -> list[Entry]:
+        """Return the entries of a text's pages behind an entry or a root, as far as they are known."""
+        found, parent = [], behind
         for tokens in pages:
             candidates = self._with_key.get(self._hash((parent.key, tokens)), ())
             same = [entry for entry in candidates if entry.parent is parent and entry.tokens == tokens]

@@ -70,7 +70,9 @@ def _taken_bytes(one: SequenceTables, layers: slice, count: int, policy: Policy)
     """Return what layers take for new tokens: pages that are missing, and copies of shared ones."""
     first, end = one.pages_for(count, layers)
     written = np.zeros_like(first) if adds_up_attention(policy.eviction) else first
-    taken = one.filling.missing(layers, first, end).sum() + one.filling.count_shared(layers, written, end)
+    taken = one.filling.missing(layers, first, end).where.sum() + one.filling.count_shared(
+        layers, written, end
+    )
     encoded = _filled_pages(one, layers, count) if one.closes_pages else 0
     return int(taken) * one.filling.layout.nbytes + encoded * one.layout.nbytes
 

@@ -19,7 +19,7 @@ from qkv.cache.layout import Page, PageLayout
 from qkv.cache.policy import Policy
 from qkv.cache.pool import NO_PAGE, Ids, PagePool
 from qkv.cache.room import require_room
-from qkv.cache.tables import Counts, PageTable, SequenceTables
+from qkv.cache.tables import Counts, Marked, PageTable, SequenceTables
 from qkv.errors import CacheFileError
 
 COUNTS = ("held", "tokens", "before")
@@ -116,6 +116,8 @@ class SavedCache:
             for name in COUNTS:
                 setattr(one, name, self._file.array(f"{name}.{row}"))
             one.evicted_at = int(self._file.array(f"evicted_at.{row}")[0])
+            one.length = self._length(row, one)
+            one.scored_at = int(one.tokens.max())  # of all tokens, as far as the file tells
         return [self._drops(row) for row in range(self.batch_size)]
 
     def _fill_tables(self, name: str, tables: Sequence[PageTable]) -> None:
@@ -124,6 +126,10 @@ class SavedCache:
             self._file.read_rows(name, map(pool.page, ids))
             for row, table in enumerate(tables):
                 _enter(table, self._file.array(f"{name}.{row}"), ids)
+
+    def _length(self, row: int, one: SequenceTables) -> int:
+        name = f"length.{row}"  # which files of steps that all came to their end need not have
+        return int(self._file.array(name)[0]) if name in self._file else int(one.tokens[-1])
 
     def _drops(self, row: int) -> list[Dropped]:
         events, positions = self._file.array(f"drops.{row}"), self._file.array(f"dropped_positions.{row}")
@@ -198,6 +204,7 @@ def _sequence_arrays(row: int, one: SequenceTables, drops: Sequence[Dropped]) ->
     events = [(event.at, event.layer, event.positions.shape[1]) for event in drops]
     counts = {f"{name}.{row}": getattr(one, name) for name in COUNTS}
     return counts | {
+        f"length.{row}": np.array([one.length]),
         f"evicted_at.{row}": np.array([one.evicted_at]),
         f"drops.{row}": np.array(events, np.int64).reshape(-1, 3),
         f"dropped_positions.{row}": np.concatenate(positions, axis=1),
@@ -218,4 +225,4 @@ def _enter(table: PageTable, numbers: NDArray[np.int64], ids: Ids) -> None:
     """Enter the pages of a saved table, each with a reference of its own."""
     where = numbers != NO_PAGE
     table.pool.share(ids[numbers[where]])
-    table.put(slice(None), where, ids[numbers[where]])
+    table.put(slice(None), Marked(0, where), ids[numbers[where]])

@@ -24,7 +24,8 @@ from qkv.cache.identity import Identity
 from qkv.cache.policy import Policy
 from qkv.cache.pool import NO_PAGE, Ids
 from qkv.cache.prefix import PrefixIndex
-from qkv.cache.tables import SequenceTables
+from qkv.cache.prefix_tree import pages_of
+from qkv.cache.tables import Marked, SequenceTables
 from qkv.errors import CacheFull, OptionError, ShapeError
 
 
@@ -98,7 +99,7 @@ def adopt(one: SequenceTables, index: PrefixIndex, tokens: ArrayLike, salt: str,
         _enter(one, 0, np.stack(hit.ids_per_page, axis=2))
     if hit.partial_ids is not None and _copy_page(one, num_pages, hit.partial_ids):
         num_tokens += hit.partial_tokens
-    one.held[:], one.tokens[:] = num_tokens, num_tokens
+    one.held[:] = one.tokens[:] = one.length = num_tokens
     return num_tokens
 
 
@@ -122,11 +123,11 @@ def remember(one: SequenceTables, index: PrefixIndex, tokens: ArrayLike, salt: s
     text, P = np.asarray(tokens)[: one.length], one.layout.P
     if text.shape != (one.length,):
         raise ShapeError(f"expected the {one.length} tokens that were run, not {np.shape(tokens)} of them")
-    known = index.known_tokens(text, salt=salt, adapter=adapter) // P
-    num_pages = max(known, _num_whole_pages(one, known))
-    ids = np.full((num_pages, *one.held.shape), NO_PAGE)
-    ids[known:] = np.moveaxis(one.pages.ids[:, :, known:num_pages], 2, 0)
-    index.insert(text[: num_pages * P], ids, salt=salt, adapter=adapter)
+    known = index.last_known(text, salt=salt, adapter=adapter, known=one.remembered)
+    num_pages = max(known.depth, _num_whole_pages(one, known.depth))
+    pages = pages_of(text[known.depth * P : num_pages * P], P)
+    ids = np.moveaxis(one.pages.ids[:, :, known.depth : num_pages], 2, 0)
+    one.remembered = index.insert_behind(known, pages, ids)
     return num_pages * P
 
 
@@ -141,9 +142,7 @@ def _num_whole_pages(one: SequenceTables, known: int) -> int:
 
 def _enter(one: SequenceTables, first_page: int, ids: Ids) -> None:
     """Enter pages, (L, G, n), which are the sequence's from now on."""
-    where = np.zeros((*ids.shape[:2], first_page + ids.shape[2]), bool)
-    where[..., first_page:] = True
-    one.pages.put(slice(None), where, ids.ravel())
+    one.pages.put(slice(None), Marked(first_page, np.ones(ids.shape, bool)), ids.ravel())
 
 
 def _copy_page(one: SequenceTables, page: int, shared: Ids) -> bool:

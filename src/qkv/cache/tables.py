@@ -9,20 +9,53 @@ rest of the step in which they became full: its queries see their own page as it
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.layout import PageLayout
 from qkv.cache.pool import NO_PAGE, Ids, PagePool
+from qkv.cache.prefix_tree import Entry
 
 Counts = NDArray[np.int64]
 
 
-def between(first: Counts, end: Counts, num_pages: int) -> NDArray[np.bool_]:
-    """Mark, of ``num_pages`` pages, those from ``first`` to before ``end``, both (layers, G)."""
-    pages = np.arange(num_pages)
-    return (first[..., None] <= pages) & (pages < end[..., None])
+class Marked(NamedTuple):
+    """Some pages of a table: of those from ``start`` on the ones that ``where``, (layers, G, n), marks.
+
+    What a step touches lies together. A mask of the whole table would grow with the text, even where a
+    window bounds what is held of it.
+    """
+
+    start: int
+    where: NDArray[np.bool_]
+
+    @property
+    def span(self) -> slice:
+        """The pages among which some are marked."""
+        return slice(self.start, self.start + self.where.shape[2])
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Layer (of those meant), head and page of each, in order: ``(count, 3)``."""
+        return np.argwhere(self.where) + np.array([0, 0, self.start])
+
+
+def between(first: Counts, end: Counts) -> Marked:
+    """Mark the pages from ``first`` to before ``end``, both (layers, G).
+
+    Examples
+    --------
+    >>> between(np.array([[5, 6, 9]]), np.array([[8, 7, 9]]))
+    Marked(start=5, where=array([[[ True,  True,  True],
+            [False,  True, False],
+            [False, False, False]]]))
+    """
+    some = first < end
+    stop = end.max(where=some, initial=0)
+    pages = np.arange(first.min(where=some, initial=stop), stop)
+    return Marked(int(stop) - len(pages), (first[..., None] <= pages) & (pages < end[..., None]))
 
 
 class PageTable:
@@ -59,13 +92,14 @@ class PageTable:
         """Bytes of all its pages."""
         return self.num_present * self.layout.nbytes
 
-    def missing(self, layers: slice, first: Counts, end: Counts) -> NDArray[np.bool_]:
+    def missing(self, layers: slice, first: Counts, end: Counts) -> Marked:
         """Return which pages from ``first`` to before ``end``, both (layers, G), are not there yet."""
-        wanted = between(first, end, max(self.num_pages, int(end.max(initial=0))))
-        wanted[..., : self.num_pages] &= ~self.present[layers]
+        wanted = between(first, end)
+        known = self.ids[layers, :, wanted.span]
+        wanted.where[..., : known.shape[2]] &= known == NO_PAGE
         return wanted
 
-    def take(self, layers: slice, missing: NDArray[np.bool_]) -> None:
+    def take(self, layers: slice, missing: Marked) -> None:
         """Take a page from the pool for each place that `missing` marks.
 
         Raises
@@ -73,41 +107,38 @@ class PageTable:
         CacheFull
             If they do not fit; then nothing has changed.
         """
-        count = int(missing.sum())
+        count = int(missing.where.sum())
         if count:
             self.put(layers, missing, self.pool.take(self.layout.nbytes, count))
 
-    def put(self, layers: slice, where: NDArray[np.bool_], ids: Ids) -> None:
+    def put(self, layers: slice, marked: Marked, ids: Ids) -> None:
         """Enter pages that are the caller's where there are none."""
-        self._reserve(where.shape[2])
-        width = where.shape[2]
-        self.ids[layers, :, :width][where] = ids
-        self.addresses[layers, :, :width][where] = self.pool.addresses(ids)
+        self._reserve(marked.span.stop)
+        self.ids[layers, :, marked.span][marked.where] = ids
+        self.addresses[layers, :, marked.span][marked.where] = self.pool.addresses(ids)
         self.num_present += len(ids)
 
-    def drop(self, layers: slice, where: NDArray[np.bool_]) -> None:
-        """Free the pages that ``where``, (layers, G, N), marks; places without a page stay so."""
-        some = self.ids[layers, :, : where.shape[2]]
-        gone = where & (some != NO_PAGE)
+    def drop(self, layers: slice, marked: Marked) -> None:
+        """Free the marked pages; places without a page stay so."""
+        some = self.ids[layers, :, marked.span]
+        gone = marked.where[..., : some.shape[2]] & (some != NO_PAGE)
         if gone.any():
             self.pool.free(some[gone])
             some[gone] = NO_PAGE
-            self.addresses[layers, :, : where.shape[2]][gone] = 0
+            self.addresses[layers, :, marked.span][gone] = 0
             self.num_present -= int(gone.sum())
 
     def drop_from(self, layers: slice, first: Counts) -> None:
         """Free the pages from ``first``, (layers, G), on."""
-        self.drop(layers, np.arange(self.num_pages) >= first[..., None])
+        self.drop(layers, between(first, np.full_like(first, self.num_pages)))
 
     def count_shared(self, layers: slice, first: Counts, end: Counts) -> int:
         """Return how many of the pages from ``first`` to before ``end`` others hold too."""
-        some = self.ids[layers][between(first, end, self.num_pages)]
-        return int((self.pool.references(some) > 1).sum())
+        return int((self._references(layers, first, end) > 1).sum())
 
     def count_own(self, layers: slice, first: Counts, end: Counts) -> int:
         """Return how many of the pages from ``first`` to before ``end`` nobody else holds."""
-        some = self.ids[layers][between(first, end, self.num_pages)]
-        return int((self.pool.references(some) == 1).sum())
+        return int((self._references(layers, first, end) == 1).sum())
 
     def make_own(self, layers: slice, first: Counts, end: Counts) -> None:
         """Copy those pages from ``first`` to before ``end`` that others hold too, to be written to.
@@ -117,8 +148,8 @@ class PageTable:
         CacheFull
             If the copies do not fit; then nothing has changed.
         """
-        some = self.ids[layers]
-        shared = between(first, end, self.num_pages)
+        marked = between(first, np.minimum(end, self.num_pages))
+        some, shared = self.ids[layers, :, marked.span], marked.where
         shared[shared] = self.pool.references(some[shared]) > 1
         if not shared.any():
             return
@@ -128,7 +159,7 @@ class PageTable:
             self.pool.page(copy)[:] = self.pool.page(original)
         self.pool.free(originals)
         some[shared] = copies
-        self.addresses[layers][shared] = self.pool.addresses(copies)
+        self.addresses[layers, :, marked.span][shared] = self.pool.addresses(copies)
 
     def copy(self) -> "PageTable":
         """Return a table of the same pages, which both hold from now on."""
@@ -140,7 +171,12 @@ class PageTable:
 
     def free(self) -> None:
         """Free every page."""
-        self.drop(slice(None), np.ones(self.ids.shape, bool))
+        self.drop(slice(None), Marked(0, np.ones(self.ids.shape, bool)))
+
+    def _references(self, layers: slice, first: Counts, end: Counts) -> NDArray[np.int64]:
+        """Return how many hold each of the pages from ``first`` to before ``end`` that are there."""
+        marked = between(first, np.minimum(end, self.num_pages))
+        return self.pool.references(self.ids[layers, :, marked.span][marked.where])
 
     def _reserve(self, num_pages: int) -> None:
         """Have room for so many pages per head; doubling, so that a token never copies the whole table."""
@@ -177,11 +213,20 @@ class SequenceTables:
     held : (L, G) int64
         Slots in use: tokens of each head, holes behind a window counted.
     tokens : (L,) int64
-        Tokens that have passed through each layer, whether still held or not.
+        Tokens that have come to each layer, whether still held or not.
+    length : int
+        Tokens of finished steps, which have passed through every layer; a step is finished by its last
+        layer's queries, and not before.
     before : (L, G) int64
         Slots that were in use before each layer's last step.
+    behind : (L, G) int64
+        The page before which all that a window no longer sees have been given back.
     evicted_at : int
         How many tokens there were when one was last evicted; 0 if never.
+    scored_at : int
+        How many there were when attention was last added to the scores of all; 0 if never.
+    remembered : Entry, optional
+        Up to where an index was last found to know the text, or told of it.
     owns_last_pages : bool
         Whether pages under way are known to be nobody else's; not known is as good as not so.
     """
@@ -194,9 +239,11 @@ class SequenceTables:
         )
         self.held = np.zeros((num_layers, num_kv_heads), np.int64)
         self.tokens = np.zeros(num_layers, np.int64)
-        self.before = np.zeros_like(self.held)
-        self.evicted_at = 0
+        self.length = 0
+        self.before, self.behind = np.zeros_like(self.held), np.zeros_like(self.held)
+        self.evicted_at = self.scored_at = 0
         self.owns_last_pages = False
+        self.remembered: Entry | None = None
 
     @property
     def layout(self) -> PageLayout:
@@ -209,14 +256,18 @@ class SequenceTables:
         return self.filling is not self.pages
 
     @property
-    def length(self) -> int:
-        """Tokens that have passed through every layer."""
-        return int(self.tokens[-1])
+    def unfinished(self) -> bool:
+        """Whether a step has not come to its end: it is under way, or was interrupted."""
+        return set(self.tokens.tolist()) != {self.length}
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a step has not come to the last layer: it is under way, or was interrupted."""
-        return len(set(self.tokens.tolist())) > 1
+    def finished(self) -> Counts:
+        """How many slots of each head hold tokens of finished steps, ``(L, G)``."""
+        return np.where(self.tokens[:, None] != self.length, self.before, self.held)
+
+    def finish_step(self) -> None:
+        """Count the tokens of the step under way, which has come to its end in every layer."""
+        self.length = int(self.tokens.min())
 
     def reaches_beyond(self, length: int) -> bool:
         """Whether there are more tokens than that in any layer."""
@@ -239,8 +290,10 @@ class SequenceTables:
         other = SequenceTables.__new__(SequenceTables)
         other.pages = self.pages.copy()
         other.filling = self.filling.copy() if self.closes_pages else other.pages
-        other.held, other.tokens, other.before = self.held.copy(), self.tokens.copy(), self.before.copy()
-        other.evicted_at = self.evicted_at
+        other.held, other.tokens = self.held.copy(), self.tokens.copy()
+        other.before, other.behind = self.before.copy(), self.behind.copy()
+        other.remembered = self.remembered
+        other.length, other.evicted_at, other.scored_at = self.length, self.evicted_at, self.scored_at
         self.owns_last_pages = other.owns_last_pages = False
         return other
 
@@ -248,8 +301,9 @@ class SequenceTables:
         """Give back every page and hold nothing."""
         for table in self.tables:
             table.free()
-        self.owns_last_pages = False
-        self.held[:], self.tokens[:], self.before[:], self.evicted_at = 0, 0, 0, 0
+        self.owns_last_pages, self.remembered = False, None
+        self.held[:], self.tokens[:], self.before[:], self.behind[:] = 0, 0, 0, 0
+        self.length = self.evicted_at = self.scored_at = 0
 
     def pages_for(self, count: int, layers: slice) -> tuple[Counts, Counts]:
         """Return which pages the next ``count`` tokens are written to: from the first to before the last."""
@@ -274,6 +328,7 @@ class SequenceTables:
             assert len(np.unique(ids)) == len(ids), "a page stands in the table twice"
             assert (table.addresses[table.present] == table.pool.addresses(ids)).all(), "a wrong address"
         assert (self.held <= self.tokens[:, None]).all(), "more tokens are held than there ever were"
+        assert (self.tokens >= self.length).all(), "a token has passed through layers to which it never came"
         if self.owns_last_pages:
             under_way = self.held // self.layout.P, -(-self.held // self.layout.P)
             assert not self.filling.count_shared(slice(None), *under_way), "others hold a page under way"

@@ -32,32 +32,38 @@ def check_trim(one: SequenceTables, length: int, windows: Counts, policy: Policy
 def trim_sequence(one: SequenceTables, length: int) -> None:
     """Forget every token from position ``length`` on, which `check_trim` has allowed."""
     extra = one.length - length
-    one.cut(slice(None), _finished(one) - extra if length else np.zeros_like(one.held))
-    one.tokens[:] = length
-    one.evicted_at = min(one.evicted_at, length)
+    one.cut(slice(None), one.finished - extra if length else np.zeros_like(one.held))
+    one.tokens[:] = one.length = length
+    one.behind[:], one.remembered = 0, None
+    _forget_changes(one)
 
 
-def check_unfinished(one: SequenceTables, policy: Policy) -> None:
-    """Raise `TrimError` if a step that did not come to the last layer has evicted tokens."""
-    if one.unfinished and one.length:
+def check_unfinished(one: SequenceTables, layers: slice, policy: Policy) -> None:
+    """Raise `TrimError` if a step that did not come to its end has changed more than it has stored."""
+    if one.length and _stores_more(one, layers):
         _check_evicted(one, one.length, policy)
 
 
 def forget_unfinished(one: SequenceTables, layers: slice) -> None:
     """Take back what such a step has left in some layers, which `check_unfinished` has allowed."""
-    if set(one.tokens[layers].tolist()) != {one.length}:
-        one.cut(layers, _finished(one)[layers])
-        one.tokens[layers] = one.length
-        one.evicted_at = min(one.evicted_at, one.length)
+    if not _stores_more(one, layers):
+        return
+    one.cut(layers, one.finished[layers])
+    one.tokens[layers] = one.length
+    if layers == slice(None):  # or other layers may be as they were changed
+        _forget_changes(one)
 
 
-def _finished(one: SequenceTables) -> Counts:
-    """Return how many slots of each head hold tokens that have passed through every layer."""
-    return np.where(one.tokens[:, None] != one.length, one.before, one.held)
+def _stores_more(one: SequenceTables, layers: slice) -> bool:
+    return set(one.tokens[layers].tolist()) != {one.length}
+
+
+def _forget_changes(one: SequenceTables) -> None:
+    one.evicted_at, one.scored_at = min(one.evicted_at, one.length), min(one.scored_at, one.length)
 
 
 def _check_evicted(one: SequenceTables, length: int, policy: Policy) -> None:
-    if adds_up_attention(policy.eviction):
+    if adds_up_attention(policy.eviction) and length < one.scored_at:
         lost = "what the tokens to be forgotten attended to is part of the others' scores"
     elif length < one.evicted_at:
         lost = f"tokens were evicted at length {one.evicted_at}, by what came until then"
@@ -67,7 +73,7 @@ def _check_evicted(one: SequenceTables, length: int, policy: Policy) -> None:
 
 
 def _check_encoded(one: SequenceTables, length: int) -> None:
-    P, held = one.layout.P, _finished(one)
+    P, held = one.layout.P, one.finished
     left, begin = held - (one.length - length), held // P * P  # where the page under way begins
     inside = (left % P > 0) & (left < begin)
     if inside.any():
@@ -81,7 +87,7 @@ def _check_windows(one: SequenceTables, length: int, windows: Counts) -> None:
     P = one.layout.P
     seen = np.maximum(length + 1 - windows, 0)
     end = length // P if one.closes_pages else -(-length // P)
-    gone = one.pages.missing(slice(None), seen // P, np.full_like(seen, end)).any(axis=2)
+    gone = one.pages.missing(slice(None), seen // P, np.full_like(seen, end)).where.any(axis=2)
     if gone.any():
         raise TrimError(
             f"{_cannot(one, length)}: with a window of {windows[gone][0]} token {seen[gone][0]} "

@@ -23,8 +23,7 @@ from qkv.arguments import shown, whole_number
 from qkv.cache import PagedCache, Policy
 from qkv.cache.occupancy import held_mask
 from qkv.engine.compared import Compared, Comparison, Divergence, NotCompared
-from qkv.engine.generation import require_tokenizer, room_behind
-from qkv.engine.prompt_ids import whole_ids
+from qkv.engine.generation import read_ids, require_tokenizer, room_behind
 from qkv.errors import NumericError, OptionError, PromptError, QKVError
 from qkv.models import Model, new_cache
 from qkv.models.model import check_model
@@ -276,7 +275,7 @@ def _followed(
 
 def _ids(model: Model, text: str | Sequence[int], *, begins: bool) -> list[int]:
     if not isinstance(text, str):
-        return whole_ids(text)
+        return list(read_ids(model, text))
     return require_tokenizer(model).encode(text, add_special_tokens=begins)
 
 

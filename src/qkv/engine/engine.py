@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from qkv.arguments import shown, whole_number
 from qkv.cache import PagedCache, PagePool, Policy
-from qkv.engine.fitting import learn_windows, longest_text
+from qkv.engine.fitting import learn_windows, longest_text, most_nbytes
 from qkv.engine.generation import read_end_ids, room_behind
 from qkv.engine.intake import check_request, read_prompt, read_stop
 from qkv.engine.planning import Event, Run, cannot_fit
@@ -95,9 +95,9 @@ class Engine:
         for name, number in (("max_batch", max_batch), ("chunk_tokens", chunk_tokens)):
             whole_number(name, number, least=1)
         self.model, self.pool, self.policy = model, PagePool(pool_bytes), _policy(policy)
-        self._caches = {self.policy: new_cache(model, self.policy, pool=self.pool)}
+        self._empty = new_cache(model, self.policy, pool=self.pool)
         if pool_bytes is not None:
-            learn_windows(model, self._caches[self.policy])
+            learn_windows(model, self._empty)
         self._scheduler = Scheduler(
             self.pool,
             self._new_cache,
@@ -185,9 +185,9 @@ class Engine:
         choices = [Choice(request, index, list(prompt_ids), text, now) for index, text in enumerate(texts)]
         self._num_requests += 1
         self._scheduler.submit(choices)
-        budget, needed = self.pool.budget_bytes, cache.predict_nbytes(request.longest, len(prompt_ids))
-        if budget is not None and needed > budget:
-            longest = longest_text(cache, len(prompt_ids), request.longest + 1)
+        longest = longest_text(cache, len(prompt_ids), request.longest + 1)
+        if longest <= request.longest:
+            needed = most_nbytes(cache, request.longest, len(prompt_ids))
             for choice in choices:
                 self._end(choice, "error", cannot_fit(cache, needed, longest))
         return Stream(choices, 0, self.step, self._clock)
@@ -198,15 +198,15 @@ class Engine:
         Whatever interrupts a step, no text is lost: all are read anew, and go on.
         """
         started, before = self._clock(), self._scheduler.counts
-        plan = self._scheduler.plan()
-        for choice, error in plan.failed:
-            choice.end("error", self._clock(), error)
-        runs = plan.runs
-        if not runs:
-            return None
-        for run in runs:
-            run.choice.begin(started)
         try:
+            plan = self._scheduler.plan()
+            for choice, error in plan.failed:
+                choice.end("error", self._clock(), error)
+            runs = plan.runs
+            if not runs:
+                return None
+            for run in runs:
+                run.choice.begin(started)
             rows = run_texts(self.model, runs)
             memory = self._scheduler.memory
             num_new = self._go_on(runs, rows)
@@ -302,9 +302,7 @@ class Engine:
         self._scheduler.remove(choice, choice.end(reason, self._clock(), error))
 
     def _new_cache(self, policy: Policy) -> PagedCache:
-        if policy not in self._caches:
-            self._caches[policy] = self._caches[self.policy].beside(policy)
-        return self._caches[policy].beside()
+        return self._empty.beside(policy)
 
 
 def _policy(policy: Policy | str) -> Policy:

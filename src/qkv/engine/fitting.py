@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from qkv.cache import PagedCache, PagePool
+from qkv.cache.prediction import predicted_most
 from qkv.models import Model
 
 
@@ -13,8 +14,23 @@ def learn_windows(model: Model, cache: PagedCache) -> None:
     model.hidden(np.zeros((1, 1), np.int64), cache.beside("", pool=PagePool()))
 
 
+def most_nbytes(cache: PagedCache, num_tokens: int, prompt_tokens: int) -> int:
+    """Return the most bytes that a text's cache takes on its way, each step at its height.
+
+    Parameters
+    ----------
+    cache : PagedCache
+        An empty one of one sequence.
+    num_tokens : int
+        Of the text, without its last.
+    prompt_tokens : int
+    """
+    windows = np.array(cache.keeping.model_windows) if cache.keeping.has_windows else None
+    return predicted_most(cache.shape, cache.policy, num_tokens, prompt_tokens, windows)
+
+
 def longest_text(cache: PagedCache, prompt_tokens: int, most: int) -> int:
-    """Return how many tokens a text may have, so that its cache fits at each step on the way.
+    """Return how many tokens a text may have, so that its cache fits in each step on the way.
 
     Parameters
     ----------
@@ -34,24 +50,23 @@ def longest_text(cache: PagedCache, prompt_tokens: int, most: int) -> int:
     Examples
     --------
     One layer with a key head of 8 numbers in int4: a page of 32 tokens takes 416 bytes, but 2,048 until it
-    is full. 96 tokens are three full pages; beside those there is no room for the 97th.
+    is full, and both in the step that fills it. Beside two full pages there is no room for that step: 95
+    tokens, and one that is chosen but not run.
 
     >>> from qkv.cache import CacheShape
     >>> cache = PagedCache(CacheShape(1, 1, 8), "int4", pool=PagePool(3000))
     >>> cache.predict_nbytes(32), cache.predict_nbytes(31), longest_text(cache, 7, most=100)
-    (416, 2048, 97)
+    (416, 2048, 96)
     """
-    budget, P = cache.pool.budget_bytes, cache.policy.page_size
+    budget = cache.pool.budget_bytes
     if budget is None:
         return most
 
     def prompt_fits(num_tokens: int) -> bool:
-        return cache.predict_nbytes(num_tokens, num_tokens) <= budget
+        return most_nbytes(cache, num_tokens, num_tokens) <= budget
 
     def held_fits(num_tokens: int) -> bool:
-        # What was held a page of tokens before was no more than this, so these lengths speak for all.
-        lengths = range(max(prompt_tokens, num_tokens - P + 1), num_tokens + 1)
-        return all(cache.predict_nbytes(length, prompt_tokens) <= budget for length in lengths)
+        return most_nbytes(cache, num_tokens, prompt_tokens) <= budget
 
     if not prompt_fits(prompt_tokens):
         longest = _last(prompt_fits, 0, prompt_tokens)

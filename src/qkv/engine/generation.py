@@ -9,7 +9,6 @@ import numpy as np
 from qkv.arguments import as_whole, shown, whole_number
 from qkv.cache import Cache, Policy
 from qkv.engine.bad_words import spell
-from qkv.engine.prompt_ids import whole_ids
 from qkv.errors import CacheFull, OptionError, PromptError
 from qkv.models import Model, new_cache
 from qkv.models.model import check_model
@@ -59,9 +58,9 @@ class Generation:
     Raises
     ------
     PromptError
-        If the prompt gives no token, or as many as the context holds.
+        If the prompt gives no token, one that the model does not have, or as many as the context holds.
     OptionError
-        If a value has no meaning, or an id is none of the model's.
+        If a value has no meaning, or a stop id is none of the model's.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Generation:
         self.prompt_ids = (
             self.tokenizer.encode(prompt, add_special_tokens=begins)
             if isinstance(prompt, str)
-            else whole_ids(prompt)
+            else list(read_ids(model, prompt))
         )
         held = 0 if cache is None else cache.length
         self._max_tokens = min(max_tokens, room_behind(self.prompt_ids, held, model.context_length))
@@ -104,7 +103,9 @@ class Generation:
     def __iter__(self) -> Iterator[str]:
         """Give each new piece of text once; the pieces together are the text.
 
-        A loop that was left is gone on with by the next one.
+        A loop that was left is gone on with by the next one. One that an error ended is not: no more comes,
+        and ``finish_reason`` stays ``None``. Begin another with the ids so far, as `generate` says of its
+        cache.
 
         Raises
         ------
@@ -249,7 +250,7 @@ def generate(
     Raises
     ------
     PromptError
-        If the prompt gives no token, or as many as the context holds.
+        If the prompt gives no token, one that the model does not have, or as many as the context holds.
     OptionError
         If a sampling value has no meaning.
 
@@ -302,6 +303,23 @@ def require_tokenizer(model: Model) -> Tokenizer:
     return model.tokenizer
 
 
+def read_ids(model: Model, prompt: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids of a prompt that is given in ids.
+
+    Raises
+    ------
+    PromptError
+        If it is no sequence of ids, or one is none of the model's.
+    """
+    ids = _whole_ids(prompt)
+    if ids is None:
+        raise PromptError(f"a prompt is text or a sequence of token ids, not {shown(prompt)}")
+    unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
+    if unknown:
+        raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
+    return ids
+
+
 def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> frozenset[int]:
     """Return the ids that end a text: the model's own, unless they are ignored, and those asked for.
 
@@ -310,14 +328,22 @@ def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> 
     OptionError
         If an id is none of the model's.
     """
-    asked = list(map(as_whole, stop_ids)) if isinstance(stop_ids, Iterable) else [None]
-    own = frozenset(token_id for token_id in asked if token_id is not None)
-    if None in asked or isinstance(stop_ids, str | bytes):
+    own = _whole_ids(stop_ids)
+    if own is None:
         raise OptionError(f"stop_ids are token ids, such as [0], not {shown(stop_ids)}")
     unknown = sorted(token_id for token_id in own if not 0 <= token_id < model.vocab_size)
     if unknown:
         raise OptionError(f"stop_ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
-    return own if ignore_eos else own | model.end_ids
+    return frozenset(own) if ignore_eos else model.end_ids.union(own)
+
+
+def _whole_ids(ids: Iterable[int]) -> tuple[int, ...] | None:
+    """Return ids as they are, ``None`` if something is none; bytes are text that nobody has decoded."""
+    if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+        return None
+    given = [as_whole(token_id) for token_id in ids]
+    whole = tuple(token_id for token_id in given if token_id is not None)
+    return whole if len(whole) == len(given) else None
 
 
 def room_behind(prompt_ids: Sequence[int], held: int, context_length: int) -> int:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from qkv.arguments import as_whole, shown, whole_number
-from qkv.engine.generation import require_tokenizer
-from qkv.engine.prompt_ids import whole_ids
+from qkv.engine.generation import read_ids, require_tokenizer
 from qkv.engine.requests import Request
-from qkv.errors import OptionError, PromptError
+from qkv.errors import OptionError
 from qkv.models import Model
 from qkv.ops.sampling import Sampling
 from qkv.tokens import StopMatcher
@@ -18,15 +17,11 @@ def read_prompt(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     Raises
     ------
     PromptError
-        If it is text and the model has no tokenizer, or an id is none of the model's.
+        If it is text and the model has no tokenizer, or `read_ids` refuses it.
     """
     if isinstance(prompt, str):
         return tuple(require_tokenizer(model).encode(prompt))
-    ids = tuple(whole_ids(prompt))
-    unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
-    if unknown:
-        raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
-    return ids
+    return read_ids(model, prompt)
 
 
 def read_stop(model: Model, stop: Sequence[str]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Beginnings that requests share: one index for each size of pages."""
 
-from qkv.cache import PagePool, PrefixIndex
-from qkv.cache.sharing import is_shareable
+from qkv.cache import PagedCache, PagePool, PrefixIndex
+from qkv.cache.identity import Identity
+from qkv.cache.sharing import is_shareable, namespace
 from qkv.engine.requests import Choice
 
 
@@ -30,6 +31,21 @@ class SharedPrefixes:
             return 0
         return cache.adopt_prefix(self._index(cache.policy.page_size), choice.ids, salt=request.salt)
 
+    def known_tokens(self, choice: Choice, cache: PagedCache) -> int:
+        """Return how many tokens full pages are known of that a choice could begin with; takes none of them.
+
+        Parameters
+        ----------
+        choice : Choice
+        cache : PagedCache
+            One of its policy.
+        """
+        index = self._indexes.get(cache.policy.page_size)
+        if index is None or choice.wants_prompt_logprobs or not is_shareable(cache.policy):
+            return 0
+        identity = Identity.of(cache.fingerprint, cache.policy, cache.shape)
+        return index.known_tokens(choice.ids[:-1], salt=namespace(identity, choice.request.salt))
+
     def remember(self, choice: Choice) -> None:
         """Keep the full pages of a choice's cache."""
         cache = choice.cache
@@ -42,6 +58,7 @@ class SharedPrefixes:
         """Give back every page that no request uses."""
         for index in self._indexes.values():
             index.clear()
+        self._drop_empty()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if what is written down in one place contradicts another."""
@@ -50,5 +67,13 @@ class SharedPrefixes:
 
     def _index(self, page_size: int) -> PrefixIndex:
         if page_size not in self._indexes:
+            self._drop_empty()
             self._indexes[page_size] = PrefixIndex(self._pool, page_size)
         return self._indexes[page_size]
+
+    def _drop_empty(self) -> None:
+        """Let go of indexes that remember nothing: page sizes are the callers', and each asks for one."""
+        for page_size, index in list(self._indexes.items()):
+            if not index.num_cached_tokens:
+                self._pool.dismiss(index)
+                del self._indexes[page_size]

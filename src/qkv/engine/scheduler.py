@@ -35,6 +35,24 @@ class Counts:
     cached_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class HeldUp:
+    """One for whom there was no room to begin.
+
+    Attributes
+    ----------
+    choice : Choice
+    nbytes : int
+        What must be to be had for it.
+    known_tokens : int
+        Of its beginning, in shared pages.
+    """
+
+    choice: Choice
+    nbytes: int
+    known_tokens: int
+
+
 class Scheduler:
     """Owns the queues, the caches and what they share.
 
@@ -81,6 +99,7 @@ class Scheduler:
         self.counts = Counts()
         self._new_cache = new_cache
         self._prefixes = SharedPrefixes(pool) if prefix_sharing else None
+        self._held_up: HeldUp | None = None
 
     @property
     def num_running(self) -> int:
@@ -159,6 +178,8 @@ class Scheduler:
         """Take the pages of all, the newest first: what an interrupted step has left of them is not known."""
         for choice in reversed(self.running[:]):
             self.preempt(choice)
+        for choice in self.waiting:  # one was about to begin, perhaps, with pages that are known
+            self._free(choice)
 
     @property
     def memory(self) -> Memory:
@@ -216,14 +237,25 @@ class Scheduler:
         self._note("run", choice, len(ids))
 
     def _run_alone(self, choice: Choice, ids: tuple[int, ...], plan: Plan) -> None:
-        """Plan as many tokens as fit though nobody else is there; a text of which none do has failed."""
-        fewer = ids
-        while fewer and not self._fits(self._step_nbytes(choice, fewer)):
-            fewer = () if choice.request.repeats_steps else fewer[: len(fewer) // 2]
+        """Plan as many tokens as fit though nobody else is there; a text of which none do has failed.
+
+        What is kept for others may be in the way: an eviction writes to copies of pages that are, and of
+        layers with windows they stay as long as another layer needs them. Then nothing is kept.
+        """
+        fewer = self._fitting(choice, ids)
+        if not fewer:
+            self.forget_prefixes()
+            fewer = self._fitting(choice, ids)
         if fewer:
             self._run(choice, fewer, plan)
         else:
             self._fail(choice, ids, plan)
+
+    def _fitting(self, choice: Choice, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens, or as many of the first as fit where they need not come in one step."""
+        while ids and not self._fits(self._step_nbytes(choice, ids)):
+            ids = () if choice.request.repeats_steps else ids[: len(ids) // 2]
+        return ids
 
     def _admit(self, plan: Plan) -> None:
         """Let those who wait begin, in their order, as long as there are places, tokens and pages."""
@@ -231,11 +263,13 @@ class Scheduler:
             choice = self.waiting[0]
             if self.num_running + choice.num_texts > self.max_batch or not plan.ids_of(choice):
                 return
-            choice.cache = self._new_cache(choice.request.policy)
-            cached = 0 if self._prefixes is None else self._prefixes.adopt(choice)
-            if self.running and not self._has_room(choice, plan):
-                self._free(choice)
+            if self._is_held_up(choice, plan):
                 return
+            cached = self._give_cache(choice, plan)
+            if self.running and not self._has_room(choice, plan):
+                self._hold_up(choice)
+                return
+            self._held_up = None  # who begins takes room, and uses pages that may be those of the next
             self.running.append(self.waiting.pop(0))
             choice.cached_tokens = max(choice.cached_tokens, cached)
             self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + cached)
@@ -245,20 +279,71 @@ class Scheduler:
             else:
                 self._run(choice, plan.ids_of(choice), plan)
 
+    def _give_cache(self, choice: Choice, plan: Plan) -> int:
+        """Let a text begin with pages that are known; return how many tokens they hold.
+
+        Under an eviction a text may fit into a pool of its own only if it is read from its first token on.
+        """
+        choice.cache = self._new_cache(choice.request.policy)
+        cached = 0 if self._prefixes is None else self._prefixes.adopt(choice)
+        if not cached or self.running or not choice.request.repeats_steps:
+            return cached
+        if self._fits(self._step_nbytes(choice, plan.ids_of(choice))):
+            return cached
+        self._free(choice)
+        choice.cache = self._new_cache(choice.request.policy)
+        return 0
+
     def _has_room(self, choice: Choice, plan: Plan) -> bool:
         """Whether a text may begin beside others: when all that it has to read fits.
 
         That, and a page more for every text that runs: who begins shall not have to give way at once.
         """
+        return self._fits(self._spoken_for(plan) + self._left_nbytes(choice))
+
+    def _spoken_for(self, plan: Plan) -> int:
+        """Return the bytes that are not to be had, of those that nobody holds."""
         if self.pool.budget_bytes is None:
-            return True
+            return 0
         growing = [one.cache for one in self.running if one.cache is not None]
-        growth = sum(cache.step_nbytes(cache.policy.page_size) for cache in growing)
-        return self._fits(plan.nbytes + growth + self._step_nbytes(choice, choice.ids[choice.num_held :]))
+        return plan.nbytes + sum(cache.step_nbytes(cache.policy.page_size) for cache in growing)
+
+    def _left_nbytes(self, choice: Choice) -> int:
+        return self._step_nbytes(choice, choice.ids[choice.num_held :])
+
+    def _hold_up(self, choice: Choice) -> None:
+        """Take back the cache of one who has no room, and note what it lacks."""
+        taken = self._taken_nbytes
+        needed = self._left_nbytes(choice)
+        cache = choice.cache
+        assert cache is not None
+        self._free(choice)
+        known = 0 if self._prefixes is None else self._prefixes.known_tokens(choice, cache)
+        self._held_up = HeldUp(choice, needed + taken - self._taken_nbytes, known)
+
+    def _is_held_up(self, choice: Choice, plan: Plan) -> bool:
+        """Whether it is known that a text has no room: it lacked some, and nothing has become better since.
+
+        To find out takes pages, if only for a moment, and brings those nobody uses out of their order.
+        """
+        past = self._held_up
+        if not self.running or past is None or past.choice is not choice:
+            return False
+        if self._fits(self._spoken_for(plan) + past.nbytes):
+            return False
+        if self._prefixes is None:
+            return True
+        cache = self._new_cache(choice.request.policy)
+        return self._prefixes.known_tokens(choice, cache) <= past.known_tokens
+
+    @property
+    def _taken_nbytes(self) -> int:
+        """Bytes that those hold who run."""
+        return self.pool.nbytes - self.pool.idle_bytes
 
     def _fits(self, nbytes: int) -> bool:
         budget = self.pool.budget_bytes
-        return budget is None or nbytes <= budget - self.pool.nbytes + self.pool.idle_bytes
+        return budget is None or nbytes <= budget - self._taken_nbytes
 
     def _step_nbytes(self, choice: Choice, ids: Sequence[int]) -> int:
         """Return how many bytes running these tokens takes at most; nobody counts them without a budget."""

@@ -118,17 +118,24 @@ def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules:
     """Write down the call of `attend_pages` without its queries, ``(B, H, T, D)``, and its results."""
     (B, H, T, D), G = q_shape, pages.table.shape[1]
     S = int(reach.kv_lengths.max(initial=0))
-    seen = min(S, T + pages.page_size) if reach.sees == words.OWN_PAGE_ONLY else S
     if rules.get("tile") is None and _reads_codes(pages, H // G * T, D):
         rules["tile"] = pages.element
     rules["right"] = 0
     if rules.get("num_workers") is None:  # a thread is not worth it for what is held and not seen
+        seen = min(S, _most_seen(pages, reach, S, T))
         rules["num_workers"] = workers_for(B * H * T * seen * (D + pages.value_dim))
     num_stretches = -(-S // STRETCH_KEYS)
     sizes = Sizes(B, H, G, T, num_stretches * STRETCH_KEYS, D, pages.value_dim)
     prepared = prepare_again(sizes, _rows(pages, reach, T), **rules)
     _put_pages(prepared.call, pages, reach)
     return prepared
+
+
+def _most_seen(pages: Pages, reach: Reach, S: int, T: int) -> int:
+    """Return how many keys the T queries of a head see together at most."""
+    if reach.sees == words.OWN_PAGE_ONLY:
+        return T + pages.page_size
+    return S if reach.left is None else T + int(np.max(reach.left)) + int(np.max(reach.first_keys))
 
 
 def sum_columns(

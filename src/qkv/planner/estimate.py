@@ -104,6 +104,10 @@ def plan(
     >>> plan("llama-3-8b", 100, 4096, cache="int8", kv_memory="40GiB").users_that_fit
     155
     """
+    if compute is not None and bandwidth is None:
+        raise PlanError(
+            "compute bounds the speed together with bandwidth; give bandwidth too, such as '3.35TB/s'"
+        )
     layout = engine_named(engine)
     if not isinstance(cache, str):
         raise PlanError(f"cache is text such as 'int8', or '' for 16 bits, not this {type(cache).__name__}")

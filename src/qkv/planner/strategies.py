@@ -230,11 +230,14 @@ def read_strategy(cache: str, names: tuple[str, ...], make: Callable[[Storage], 
     Raises
     ------
     PlanError
-        If a part is unknown or has no meaning.
+        If a part is unknown, has no meaning or comes twice.
     """
     parts = _parts(cache)
     strategy = make(_storage(parts, names))
-    limits = dict(_limit(part) for part in parts if "=" in part)
+    given = [_limit(part) for part in parts if "=" in part]
+    limits = dict(given)
+    if len(limits) < len(given):
+        raise PlanError(f"each of window=W, sinks=n and keep=BUDGET is given once, not {cache[:80]!r}")
     if limits.get("sinks") and "window" not in limits:
         raise PlanError("sinks=n stay in sight beside a window; add window=W")
     if not limits:

@@ -122,7 +122,8 @@ def train(
     Raises
     ------
     NumericError
-        If a loss or a gradient is not finite; the last checkpoint is from before.
+        If a loss, a gradient or what the last step has made is not finite; the last checkpoint is from
+        before.
     CheckpointError
         If the checkpoint is of another training or cannot be written; the last one stays.
     """
@@ -142,16 +143,19 @@ def train(
         learning_rate = settings.schedule.at(step)
         loss, norm = find_gradients(model, data, settings, step, gradients)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NumericError(_not_finite(step, loss, norm, saved, settings))
-        with np.errstate(all="ignore"):  # it may overflow, which the next loss will show
+            what = f"loss is {loss}" if not math.isfinite(loss) else f"length of the gradients is {norm}"
+            raise NumericError(_not_finite(what, step, saved, settings))
+        with np.errstate(all="ignore"):  # it may overflow, which the next loss will show, if there is one
             optimiser.step(gradients, learning_rate)
         curve.losses.append(loss)
         curve.norms.append(norm)
         done, is_last = step + 1, step + 1 == settings.steps
+        if is_last and not _is_finite(model.parameters):
+            raise NumericError(_not_finite("parameters are not all finite", step, saved, settings))
         evaluation = evaluate(model, data, done) if done % evaluate_every == 0 or is_last else None
         if evaluation is not None:
             curve.evaluations.append(evaluation)
-        if (done % checkpoint_every == 0 or is_last) and np.isfinite(model.parameters.vector).all():
+        if (done % checkpoint_every == 0 or is_last) and _is_finite(model.parameters):
             save_checkpoint(path, optimiser, curve, origin)
             saved = done
         on_step(Progress(done, settings.steps, loss, learning_rate, norm, evaluation))
@@ -205,8 +209,11 @@ def evaluate(model: Trainable, data: Data, step: int = 0) -> Evaluation:
     return Evaluation.of(step, nats, num_tokens, data.held_out_bytes)
 
 
-def _not_finite(step: int, loss: float, norm: float, saved: int, settings: Settings) -> str:
-    what = f"loss is {loss}" if not math.isfinite(loss) else f"length of the gradients is {norm}"
+def _is_finite(parameters: Parameters) -> bool:
+    return bool(np.isfinite(parameters.vector).all())
+
+
+def _not_finite(what: str, step: int, saved: int, settings: Settings) -> str:
     kept = f"the checkpoint of step {saved} is kept" if saved else "there was no checkpoint yet"
     return (
         f"the {what} at step {step + 1}; {kept}; lower the learning rate (now {settings.learning_rate:g}) "

@@ -137,6 +137,7 @@ def page_map(
     >>> cache = PagedCache(CacheShape(num_layers=1, num_kv_heads=1, head_dim=2), "page=4")
     >>> k = np.ones((1, 1, 6, 2), np.float32)
     >>> cache.append(0, k, k)
+    >>> output = cache.attend(0, k)
     >>> fork = cache.fork()
     >>> first = page_map({"text": cache, "fork": fork})
     >>> first.sequences["fork"]

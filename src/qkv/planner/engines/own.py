@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
 from qkv.cache.elements import element_named
+from qkv.cache.fitting import check_fits_model
 from qkv.cache.layout import PageLayout
 from qkv.cache.policy import Policy
-from qkv.cache.prediction import dropped_pages, held_tokens, page_layout
+from qkv.cache.prediction import dropped_pages, held_tokens, page_layout, predicted_height, telling_lengths
 from qkv.cache.retention import layer_budgets
 from qkv.cache.windows import NO_WINDOW, head_windows
-from qkv.errors import OptionError, PlanError
+from qkv.errors import CheckpointError, OptionError, PlanError
+from qkv.models.llama import Llama
+from qkv.models.loading import family_of
 from qkv.planner.engines.own_weights import with_loaded_weights
 from qkv.planner.layers import ModelMemory
 from qkv.planner.storage import Storage
@@ -93,14 +96,15 @@ class Own:
         """Return what one device needs, page by page."""
         policy = parse_policy(strategy.text)
         layout = _layout(policy, model)
-        own: dict[int, int] = {}
-        shared = 0
-        for length in _telling_lengths(policy, request):
-            full, filling, common = _pages(policy, model, request, length, shares=strategy.shares_prefix)
-            shared = int(common.sum()) * layout.nbytes
-            encoded = int((full - common).sum()) * layout.nbytes
-            own[length] = encoded + int(filling.sum()) * layout.while_filling.nbytes
-        return Demand(shared, own[request.context], most=max(own.values()))
+        N, prompt = request.context, request.context - request.new_tokens
+        full, filling, common = _pages(policy, model, request, N, shares=strategy.shares_prefix)
+        closed, under_way = int((full - common).sum()), int(filling.sum())
+        most = max(
+            _own_height(policy, model, request, length, strategy.shares_prefix)
+            for length in telling_lengths(policy, N, prompt)
+        )
+        per_user = closed * layout.nbytes + under_way * layout.while_filling.nbytes
+        return Demand(int(common.sum()) * layout.nbytes, per_user, most)
 
     def terms(self, model: ModelMemory, strategy: Strategy) -> tuple[Term, ...]:
         """Return the products behind a page of tokens."""
@@ -170,17 +174,12 @@ def cache_shape(model: ModelMemory) -> CacheShape:
     return CacheShape(model.num_layers, G, key_dim, value_dim=value_dim or key_dim, shares_values=is_latent)
 
 
-def _telling_lengths(policy: Policy, request: Request) -> tuple[int, ...]:
-    """Return the lengths at which a text may take most on its way to the request's, and that itself.
-
-    Without an eviction that is where the latest page has just begun. Evictions act on a prompt that is read
-    in one step, and then go through the same states page by page.
-    """
-    N, P = request.context, policy.page_size
-    if policy.eviction is None:
-        begun = N - (N - 1) % P
-        return (begun, N) if begun < N else (N,)
-    return tuple(range(max(1, N - request.new_tokens, N - P + 1), N + 1))
+def _own_height(policy: Policy, model: ModelMemory, request: Request, N: int, shares: bool) -> int:
+    """Return what a user takes, in pages that no other shares, in the step that brings a text to N tokens."""
+    prompt = request.context - request.new_tokens
+    height = predicted_height(cache_shape(model), policy, N, prompt, _model_windows(model))
+    *_, common = _pages(policy, model, request, N, shares=shares)
+    return height - int(common.sum()) * _layout(policy, model).nbytes
 
 
 def _pages(
@@ -205,10 +204,18 @@ def _model_windows(model: ModelMemory) -> Counts:
 def _layout(policy: Policy, model: ModelMemory) -> PageLayout:
     shape = cache_shape(model)
     try:
-        policy.check_fits(shape.num_layers, shape.num_kv_heads)
+        check_fits_model(policy, shape, _turns_whole_keys(model))
         return page_layout(shape, policy)
     except OptionError as error:
         raise PlanError(str(error)) from error
+
+
+def _turns_whole_keys(model: ModelMemory) -> bool:
+    """Whether a model turns whole keys by their position; one that qkv does not run is taken to do so."""
+    try:
+        return family_of(model.config) is Llama
+    except CheckpointError:
+        return True
 
 
 def _reaches(policy: Policy, model: ModelMemory) -> Counter[str]:

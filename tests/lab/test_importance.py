@@ -9,7 +9,7 @@ import pytest
 
 from lab_results import as_result
 from lookup_model import LookupModel
-from qkv.lab import Instruments, NotTestable, Verdict, Words
+from qkv.lab import Instruments, Measured, NotTestable, Verdict, Words
 from qkv.lab.attribution import attention_scores, gradient_scores, learnable
 from qkv.lab.board import Row
 from qkv.lab.importance import (
@@ -132,13 +132,12 @@ def test_gradients_are_held_against_the_best_reading_of_attention():
     given = {"last": [0.1, 0.9, 0.2], "mean": [0.3, 0.3, 0.4], "rollout": [0.0, 0.0, 0.9]}
     found = {f"{name}_given_distance": values for name, values in given.items()}
     taus = {f"{name}_tau": [0.0, 0.5, 0.25] for name in ("last", "recency", "random", "gradient")}
-    numbers = text_numbers(
-        found | taus | {"gradient_given_distance": [0.5, 0.4, 0.8], "last_first": [1, 0, 1]}
-    )
+    found |= taus | {"gradient_given_distance": [0.5, 0.4, 0.8], "last_first": [1, 0, 1]}
+    measured = Measured(text_numbers(found))
     # The mean has the highest median, .3: gradients are .2, .1 and .4 beyond it.
-    assert numbers["gradient_beyond_attention"].value == pytest.approx(0.2)
-    assert numbers["last_first"] == pytest.approx(2 / 3)
-    assert numbers["random_size"] == 0.25
+    assert measured.value("gradient_beyond_attention") == pytest.approx(0.2)
+    assert measured.value("last_first") == pytest.approx(2 / 3)
+    assert measured.value("random_size") == 0.25
 
 
 def test_the_first_place_is_that_of_the_highest_score():

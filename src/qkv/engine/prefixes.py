@@ -44,7 +44,8 @@ class SharedPrefixes:
         if index is None or choice.wants_prompt_logprobs or not is_shareable(cache.policy):
             return 0
         identity = Identity.of(cache.fingerprint, cache.policy, cache.shape)
-        return index.known_tokens(choice.ids[:-1], salt=namespace(identity, choice.request.salt))
+        last = index.last_known(choice.ids[:-1], salt=namespace(identity, choice.request.salt))
+        return last.depth * index.page_size
 
     def remember(self, choice: Choice) -> None:
         """Keep the full pages of a choice's cache."""

@@ -48,7 +48,7 @@ def test_the_package_alone_loads_nothing():
 def test_a_formula_brings_the_array_libraries_and_the_maths():
     packages, modules = loaded_by("from qkv import attend, softmax, causal_mask")
     assert packages & OTHERS == {"numpy", "array_api_compat"}
-    assert of(modules) == {"ops", "shapes", "errors"}
+    assert of(modules) == {"ops", "arguments", "shapes", "errors"}
 
 
 def test_a_model_is_loaded_without_planner_templates_or_compiler():

@@ -319,7 +319,7 @@ def test_an_id_that_comes_twice_is_refused(batch):
         ([], "either a PROMPT"),
         (["--prompts", "p", "--out", "o", "--no-cache"], "one PROMPT"),
         (["--prompts", "p", "--out", "o", "--compare"], "one PROMPT"),
-        (["--prompts", "p", "--out", "o"], "--prompts: p cannot be read"),
+        (["--prompts", "p", "--out", "o"], "--prompts: p cannot be read: No such file or directory\n"),
         (["--prompts", "p", "--out", "o", "--max-batch", 0], "max_batch must be at least 1"),
     ],
     ids=str,

@@ -295,7 +295,7 @@ BAD = {
     "two element types": (["ab", "--cache", "int8,int4"], "2 element types"),
     "no token": (["ab", "--max-tokens", 0], "max_tokens"),
     "nothing to compare on": ([], "--text"),
-    "no file": (["--text", "nowhere.txt"], "nowhere.txt"),
+    "no file": (["--text", "nowhere.txt"], "--text: nowhere.txt cannot be read: No such file or directory\n"),
     "unknown weights": (["ab", "--weights", "int3"], "int3"),
     "unknown option": (["ab", "--speed", 9], "--speed"),
     "too long": (["a" * 97], "context is 97"),

@@ -105,6 +105,7 @@ def test_a_mistake_is_one_clear_line(qkv, text, tmp_path):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "short.txt").write_text("a b\n" * 9)
     (tmp_path / "file").write_text("")
+    (tmp_path / "line.txt").write_text("one line and no more")
     out = ("--out", tmp_path / "m")
     for arguments, said in [
         ((tmp_path / "missing.txt", *out), "nothing at"),
@@ -119,7 +120,11 @@ def test_a_mistake_is_one_clear_line(qkv, text, tmp_path):
         ((text, *out, "--plot", tmp_path / "no" / "loss.png"), "--plot cannot write"),
         ((text, *out, "--plot", tmp_path / "loss.xyz"), "--plot must be a file ending in"),
         ((text, *out, "--learning-rate", "-1"), "a learning rate above 0"),
-        ((text, "--out", tmp_path / "file", *SIZES), "cannot be a folder"),
+        ((tmp_path / "line.txt", *out), "got too little: 20 bytes in 1 line"),
+        ((tmp_path / "missing.txt", "--out", tmp_path / "file"), "file cannot be a folder"),
+        ((tmp_path / "missing.txt", "--out", tmp_path / "file" / "m"), "file is a file; try another"),
+        ((tmp_path / "missing.txt", *out, "--vocab", 256), "a vocabulary of 257 to 65536 tokens, got 256"),
+        ((tmp_path / "missing.txt", *out, "--vocab", 65537), "257 to 65536 tokens, got 65537"),
     ]:
         status, printed, err = qkv("train", *arguments)
         last = err.splitlines()[-1]

@@ -428,13 +428,21 @@ def test_a_policy_that_contradicts_itself_is_refused_before_anything_runs():
         ({"prompt": [0] * 10}, PromptError, "context is 10"),
         ({"text": []}, PromptError, "no token to score"),
         ({"max_tokens": 0}, OptionError, "at least 1"),
+        ({"max_tokens": 1.5}, OptionError, "whole number, at least 1, not 1.5"),
+        ({"prompt": None}, PromptError, "token ids, not None"),
+        ({"prompt": b"Hi"}, PromptError, "token ids, not b'Hi'"),
+        ({"policies": "int8"}, OptionError, r"policies is a list, such as \['int8'\], not 'int8'"),
+        ({"policies": Policy.parse("int4")}, OptionError, r"policies is a list, such as \['int4'\]"),
+        ({"policies": 5}, OptionError, r"policies is a list, such as \['int8'\], not 5"),
+        ({"policies": [None]}, OptionError, "a policy is text .* not None"),
+        ({"model": "verse"}, OptionError, "what qkv.load returns, not 'verse'"),
         ({"prompt": "words"}, PromptError, "tokenizer.json"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(options: dict[str, Any], error: type[Exception], message: str):
     model = ScriptedModel({"": [], "int8": []}, context_length=10)
     with pytest.raises(error, match=message):
-        compare(model, **{"prompt": PROMPT, "policies": ["int8"], **options})
+        compare(**{"model": model, "prompt": PROMPT, "policies": ["int8"], **options})
 
 
 # A real model

@@ -392,8 +392,17 @@ def test_a_text_that_may_choose_no_token_fails_alone():
         ({"stop_ids": [-1]}, "stop_ids are from 0 to 30, not -1"),
         ({"sampling": Sampling(logit_bias={31: 1.0})}, "from 0 to 30, not 31"),
         ({"sampling": Sampling(bad_words=[[77]])}, "from 0 to 30, not 77"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs must be 0 or more"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be at least 0, not -1"),
         ({"policy": "windw=8"}, "windw"),
+        ({"policy": 8}, "a policy is text"),
+        ({"max_tokens": None}, "max_tokens must be a whole number, at least 1, not None"),
+        ({"n": True}, "n must be from 1 to 8.* not True"),
+        ({"n": None}, "n must be from 1 to 8.* not None"),
+        ({"stop": 5}, "list of stop strings.* got 5"),
+        ({"stop": [5]}, r"list of stop strings.* got \[5\]"),
+        ({"stop_ids": 5}, "stop_ids are token ids.* not 5"),
+        ({"sampling": 5}, "sampling takes a qkv.Sampling, not 5"),
+        ({"prompt_logprobs": "1"}, "prompt_logprobs must be a whole number, at least 0, not '1'"),
         ({"policy": "heads=10,window=4"}, "heads=10"),
     ],
     ids=str,
@@ -418,6 +427,10 @@ def test_an_option_without_a_meaning_is_refused_and_nobody_notices(options: dict
         ([31], "from 0 to 30, not 31"),
         ([-1], "from 0 to 30, not -1"),
         ([0.5], "token ids"),
+        ([True], r"token ids, not \[True\]"),
+        (None, "text or a sequence of token ids, not None"),
+        (7, "token ids, not 7"),
+        (b"\x01", r"token ids, not b'\\x01'"),
         ("text", "tokenizer"),
         ([1] * 50, "has 50 tokens, but the model's context is 50; shorten it to at most 49"),
     ],
@@ -439,6 +452,26 @@ def test_stop_strings_without_a_tokenizer_are_refused():
 def test_an_engine_for_nothing_is_refused(name: str):
     with pytest.raises(OptionError, match=f"{name} must be at least 1, not 0"):
         partial(Engine, ToyModel(), **{name: 0})()
+    with pytest.raises(OptionError, match=f"{name} must be a whole number, at least 1, not '3'"):
+        partial(Engine, ToyModel(), **{name: "3"})()
+
+
+def test_an_engine_is_of_a_model_a_number_of_bytes_and_a_policy():
+    for arguments, message in [
+        (("verse",), r"a model is what qkv.load returns, not 'verse'; try qkv.load\('verse'\)"),
+        ((ToyModel(), "64MiB"), r"bytes or more, such as 64 \* 2\*\*20, .* not '64MiB'"),
+        ((ToyModel(), 2.5), "not 2.5"),
+        ((ToyModel(), True), "not True"),
+        ((ToyModel(), None, None), "a policy is text such as 'int8,window=1024', .* not None"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            partial(Engine, *arguments)()
+
+
+@pytest.mark.parametrize("wrong", [99, None])
+def test_only_a_stream_can_be_aborted(wrong: Any):
+    with pytest.raises(OptionError, match=f"abort takes the stream that submit returned, not {wrong}"):
+        Engine(ToyModel()).abort(wrong)
 
 
 def test_a_request_that_can_never_fit_fails_at_once_and_alone():

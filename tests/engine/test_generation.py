@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import qkv
 import small_tokenizers
-from qkv.cache import Cache, ContiguousCache, StepCache
+from qkv.cache import Cache, ContiguousCache, Policy, StepCache
 from qkv.cache.contiguous import CacheShape
 from qkv.engine import Generation, generate
 from qkv.errors import OptionError, PromptError
@@ -251,7 +251,25 @@ def test_less_than_one_new_token_is_refused(max_tokens: int):
         generation(scripted("a"), max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize("stop", ["cat", [""], ["cat", ""]], ids=str)
+@pytest.mark.parametrize("max_tokens", [None, 2.5, True, "3"])
+def test_a_number_of_tokens_is_a_whole_number(max_tokens: Any):
+    with pytest.raises(OptionError, match=f"max_tokens must be a whole .* not {max_tokens!r}"):
+        generation(scripted("a"), max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"Hi", [1.5], [True]], ids=str)
+def test_a_prompt_of_another_kind_is_refused(prompt: Any):
+    with pytest.raises(PromptError, match="a prompt is text or a sequence of token ids, not"):
+        generation(scripted("a"), prompt)
+
+
+@pytest.mark.parametrize("stop_ids", [5, "5", [True], [1.0], None], ids=str)
+def test_stop_ids_of_another_kind_are_refused(stop_ids: Any):
+    with pytest.raises(OptionError, match=r"stop_ids are token ids, such as \[0\], not"):
+        generation(scripted("a"), stop_ids=stop_ids)
+
+
+@pytest.mark.parametrize("stop", ["cat", [""], ["cat", ""], 5, [5], None], ids=str)
 def test_stop_strings_without_a_meaning_are_refused(stop: Any):
     with pytest.raises(OptionError):
         generation(scripted("a"), stop=stop)
@@ -520,6 +538,21 @@ def test_generate_is_public_and_greedy_with_a_cache_of_its_own(model: Model):
     assert qkv.generate is generate
     first, second = generate(model, PROMPT, max_tokens=9), generate(model, PROMPT, max_tokens=9)
     assert _ids(first) == _ids(second) == _ids(Generation(model, PROMPT, GREEDY, max_tokens=9))
+
+
+@pytest.mark.parametrize("policy", ["int8", Policy.parse("int8")], ids=["text", "policy"])
+def test_a_policy_in_the_place_of_a_cache_makes_one_of_it(model: Model, policy: Policy | str):
+    expected = _ids(generate(model, PROMPT, max_tokens=5, cache=new_cache(model, "int8")))
+    assert _ids(generate(model, PROMPT, max_tokens=5, cache=policy)) == expected
+
+
+def test_a_model_or_a_cache_of_another_kind_is_refused(model: Model):
+    with pytest.raises(OptionError, match=r"cache takes what qkv.new_cache\(model, 'int8'\) returns, not 5"):
+        generate(model, PROMPT, cache=5)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"what qkv.load returns, not 'verse'; try qkv.load\('verse'\)"):
+        generate("verse", PROMPT)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match=r"bad_words are several words, .* not 5"):
+        generate(model, PROMPT, bad_words=5)  # type: ignore[arg-type]
 
 
 # Iterating

@@ -32,6 +32,11 @@ def refusal(folder: str | Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize("folder", [None, 5, ["verse"]], ids=str)
+def test_a_model_is_named_by_text_or_a_path(folder: Any):
+    assert refusal(folder) == f"a model is named by a folder, or as 'verse' is, not by {folder!r}"
+
+
 def test_load_is_public():
     assert qkv.load is load
 

@@ -15,7 +15,7 @@ import tiny_deepseek
 import tiny_models
 from qkv.cache import PagedCache, PagePool
 from qkv.errors import OptionError
-from qkv.models import load, new_cache
+from qkv.models import load, load_cache, new_cache
 from qkv.ops.latent import AbsorbedWeights
 from qkv.ops.projection import is_packed
 
@@ -108,3 +108,26 @@ def test_a_row_without_a_token_has_no_logits_and_the_others_have_theirs(tmp_path
         logits = model.next_logits(ids, both, np.array([[True] * T, [False] * T]))
         assert not logits[1].any() and both.lengths == (T, 0)
         np.testing.assert_allclose(logits[0], model.next_logits(ids[0], alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", [None, 5, ["int8"]], ids=str)
+def test_a_policy_is_text_or_a_policy(tmp_path: Path, policy: Any):
+    model = load(tiny_models.write_model(tmp_path, "llama"))
+    with pytest.raises(OptionError, match="a policy is text such as 'int8,window=1024'") as refused:
+        new_cache(model, policy)
+    assert str(refused.value).endswith(f"not {policy}")
+
+
+@pytest.mark.parametrize("batch_size", [0, True, 1.5])
+def test_a_cache_is_of_a_whole_number_of_sequences(tmp_path: Path, batch_size: Any):
+    model = load(tiny_models.write_model(tmp_path, "llama"))
+    with pytest.raises(OptionError, match=f"batch_size must be .*at least 1, not {batch_size}"):
+        new_cache(model, batch_size=batch_size)
+
+
+def test_a_cache_is_for_a_model_and_not_for_its_name(tmp_path: Path):
+    for refused in (lambda: new_cache("verse"), lambda: load_cache("verse", tmp_path)):  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=r"qkv.load returns, not 'verse'; try qkv.load\('verse'\)"):
+            refused()
+    with pytest.raises(OptionError, match=r"not None; try qkv.load\('verse'\)"):
+        new_cache(None)  # type: ignore[arg-type]

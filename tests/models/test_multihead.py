@@ -194,6 +194,8 @@ def test_both_layers_are_public():
         ((30, 6, 4), "num_kv_heads must divide num_heads = 6, but is 4"),
         ((30, 6, 0), "num_kv_heads must divide num_heads = 6, but is 0"),
         ((30, 6, 12), "num_kv_heads must divide num_heads = 6, but is 12"),
+        ((30, 6.0), "num_heads must divide d_model = 30, but is 6.0"),
+        ((30, 6, True), "num_kv_heads must divide num_heads = 6, but is True"),
     ],
     ids=str,
 )
@@ -203,6 +205,13 @@ def test_heads_that_do_not_divide_are_refused(
 ):
     with pytest.raises(ShapeError, match=message):
         layer_type(*sizes)
+
+
+@pytest.mark.parametrize("d_model", [-30, 0, 30.0, True, "30"])
+@pytest.mark.parametrize("layer_type", [MultiHeadAttention, CachedMultiHeadAttention])
+def test_a_width_that_is_no_number_of_columns_is_refused(layer_type: Callable[..., AnyLayer], d_model: Any):
+    with pytest.raises(OptionError, match=f"d_model must be .*at least 1, not {d_model!r}"):
+        layer_type(d_model, 6)
 
 
 @pytest.mark.parametrize(

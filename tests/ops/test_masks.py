@@ -1,3 +1,6 @@
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -40,8 +43,16 @@ def test_a_window_of_nothing_is_refused(window):
 
 
 def test_a_negative_side_is_refused():
-    with pytest.raises(OptionError, match=r"must not be negative, not \(1, -1\); None is no limit"):
+    with pytest.raises(OptionError, match=r"not \(1, -1\); None is no limit, as in \(None, None\)"):
         window_reach((1, -1))
+
+
+@pytest.mark.parametrize("sizes", [(3, -1), (-3, 1), (3.5,), (True,), ("3",), (3, 2.0)])
+def test_a_mask_has_a_whole_number_of_rows_and_columns(sizes: Any) -> None:
+    wrong = next(size for size in sizes if type(size) is not int or size < 0)
+    for make in (causal_mask, partial(window_mask, window=2)):
+        with pytest.raises(OptionError, match=f"num_.* at least 0, not {wrong!r}$"):
+            make(*sizes)
 
 
 lengths = st.none() | st.tuples(st.integers(0, 5), st.integers(0, 5))

@@ -101,3 +101,71 @@ def test_numbers_per_head_are_as_many_as_query_heads(name):
 @pytest.mark.parametrize("name", ["q_lengths", "kv_lengths"])
 def test_lengths_are_one_whole_number_per_row_within_the_axis(name, lengths):
     refuses(ShapeError, [name, "B = 2", str(lengths)], **{name: lengths})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["window", "integer", "not True"], {"window": True}),
+        (["window", "(1, True)", "(None, None)"], {"window": (1, True)}),
+        (["window", "(-1, -1)", "(None, None)"], {"window": (-1, -1)}),
+        (["window", "'12'"], {"window": "12"}),
+        (["scale", "finite number", "'1'"], {"scale": "1"}),
+        (["scale", "finite number", "True"], {"scale": True}),
+        (["scale", "finite number", "nan"], {"scale": np.nan}),
+        (["scale", "finite number", "inf"], {"scale": -np.inf}),
+        (["scale", "finite number", "an array (8,)"], {"scale": np.ones(8)}),
+        (["softcap", "positive", "'1'", "None"], {"softcap": "1"}),
+        (["softcap", "positive", "True", "None"], {"softcap": True}),
+        (["causal", "top_left", "an array (3,)"], {"causal": np.ones(3)}),
+        (["causal", "top_left", "[1]"], {"causal": [1]}),
+    ],
+)
+def test_an_option_of_another_type_is_refused_whoever_runs_the_call(
+    dtype: Any, words: list[str], options: dict[str, Any]
+) -> None:
+    refuses(OptionError, words, *(x.astype(dtype) for x in (Q, K, V)), **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("window", [10**30, 2**31, (2**63 - 1, 2**63 - 1), (10**30, None)])
+def test_a_window_longer_than_any_text_hides_nothing_on_its_side(dtype: Any, window: Any) -> None:
+    q, k, v = (x.astype(dtype) for x in (Q, K, V))
+    expected = attend(q, k, v, causal=isinstance(window, int))
+    assert np.array_equal(attend(q, k, v, window=window), expected)
+
+
+@pytest.mark.parametrize("lengths", [[True, 1], 5, "57", [2.0, 1], [None, 1]])
+@pytest.mark.parametrize("name", ["q_lengths", "kv_lengths"])
+def test_lengths_of_another_type_are_refused(name: str, lengths: Any) -> None:
+    refuses(ShapeError, [name, "B = 2 integers", repr(lengths)], **{name: lengths})
+
+
+def test_lengths_may_be_numbers_of_any_library() -> None:
+    given: list[Any] = [np.array([5, 3]), [np.int32(5), 3], (5, 3)]
+    for lengths in given:
+        assert np.array_equal(attend(Q, K, V, kv_lengths=lengths), attend(Q, K, V, kv_lengths=[5, 3]))
+
+
+@pytest.mark.parametrize("position", range(3))
+@pytest.mark.parametrize("wrong", [[[1.0]], None, 3.0, "q"])
+def test_what_is_no_array_is_refused_by_its_role(position: int, wrong: Any) -> None:
+    arrays = [Q, K, V]
+    arrays[position] = wrong
+    advice = ["np.asarray(" + "qkv"[position]] if isinstance(wrong, list) else []
+    axes = "(B, H, T, D)" if position == 0 else "(B, G, S, D)"
+    refuses(ShapeError, ["qkv"[position] + " must be an array", axes, repr(wrong), *advice], *arrays)
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_a_mask_or_bias_of_lists_is_told_how_to_become_an_array(name: str) -> None:
+    refuses(
+        ShapeError, [f"{name} must be an array", "(B, H, T, S)", f"np.asarray({name})"], **{name: [[True]]}
+    )
+
+
+@pytest.mark.parametrize("wrong", [4, True, "abcdef", ["1"] * H, [True] * H, [None] * H])
+@pytest.mark.parametrize("name", ["sinks", "alibi_slopes"])
+def test_numbers_per_head_of_another_type_are_refused(name: str, wrong: Any) -> None:
+    refuses(ShapeError, [name, "per query head"], **{name: wrong})

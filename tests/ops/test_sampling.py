@@ -456,7 +456,7 @@ def test_rarer_options_go_by_name():
 def test_a_value_without_a_meaning_is_refused_by_name(options: dict[str, Any], rule: str):
     with pytest.raises(OptionError, match=rule) as caught:
         Sampling(**options)
-    assert str(caught.value).endswith(f"not {next(iter(options.values()))}")
+    assert str(caught.value).endswith(f"not {next(iter(options.values()))!r}")
 
 
 def test_the_ends_of_every_range_are_allowed():

@@ -1,5 +1,7 @@
 """What a plan promises: the article's figures, what fits, what to take, and that it never says too little."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -221,6 +223,19 @@ def test_weights_that_alone_are_too_large_are_named():
     assert (made.users_that_fit, made.budget, made.fits) == (0, 0, False)
     assert any("leaves nothing" in warning for warning in made.warnings)
     assert made.recommended.outcome is None
+
+
+@pytest.mark.parametrize("cache", [None, 8, ["int8"]], ids=str)
+def test_a_cache_setting_is_text(cache: Any):
+    with pytest.raises(PlanError, match=f"cache is text such as 'int8'.* not this {type(cache).__name__}"):
+        plan("llama-3-8b", context=100, cache=cache)
+
+
+@pytest.mark.parametrize("engine", [None, 8, ["qkv"], "vlm"], ids=str)
+def test_an_engine_is_one_of_those_by_name(engine: Any):
+    with pytest.raises(PlanError, match="an engine is one of ideal, qkv, vllm") as refused:
+        plan("llama-3-8b", context=100, engine=engine)
+    assert str(refused.value).endswith(f"not {engine!r}")
 
 
 def test_unknown_weights_are_asked_for():

@@ -5,12 +5,15 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
+from tokenizers import Tokenizer as Core
+from tokenizers import decoders, models
 
 import small_tokenizers
 from attention_views import view_of
 from qkv.errors import OptionError, PromptError
 from qkv.lab.random_models import random_llama
 from qkv.models import load
+from qkv.tokens import Tokenizer
 from qkv.viz.attention import show_attention, token_labels, visible
 from tiny_models import VOCAB_SIZE_WITH_TOKENIZER, write_model, write_tokenizer
 
@@ -37,12 +40,25 @@ def test_every_character_of_a_token_can_be_seen():
     assert visible("\u202e") == "\\u202e"  # would turn the line around
 
 
-def test_tokens_within_a_character_are_spelled_as_the_vocabulary_does():
-    tokenizer = small_tokenizers.byte_level()
-    ids = tokenizer.encode("the 世", add_special_tokens=False)
-    labels = token_labels(tokenizer, ids)
-    assert len(labels) == len(ids) and all(labels)
-    assert labels[0] == "the" and labels[-1].endswith("世")
+def test_a_token_that_does_not_end_a_character_is_shown_as_bytes():
+    assert labels_of(small_tokenizers.byte_level(), "ð", "Ł", "Ļ", "Ĥ", "a") == (
+        *("<F0>", "<9F>", "<99>", "🙂", "a"),
+    )
+    assert labels_of(small_tokenizers.llama(), "<0xC3>", "<0xA9>") == ("<C3>", "é")
+
+
+def test_a_token_that_ends_one_character_and_begins_another_shows_both():
+    core = Core(models.WordLevel({"Ã": 0, "©xä¸": 1, "ĸ": 2, "?": 3}, unk_token="?"))
+    core.decoder = decoders.ByteLevel()
+    assert token_labels(Tokenizer(core), [0, 1, 2]) == ("<C3>", "éx<E4><B8>", "世")
+
+
+def test_a_character_that_is_never_ended_is_bytes_and_what_follows_shows_that():
+    assert labels_of(small_tokenizers.byte_level(), "ð", "a", "Ł") == ("<F0>", "\ufffda", "\ufffd")
+
+
+def labels_of(tokenizer, *tokens):
+    return token_labels(tokenizer, [tokenizer.id_of(token) for token in tokens])
 
 
 def test_special_tokens_have_their_names():

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from qkv.arguments import whole_number
 from qkv.errors import OptionError, ShapeError
 from qkv.ops import attend
 from qkv.shapes import Array, Keys, Queries, Values
@@ -150,8 +151,7 @@ class ContiguousCache:
     """
 
     def __init__(self, shape: CacheShape, batch_size: int = 1) -> None:
-        if batch_size < 1:
-            raise OptionError(f"a cache holds at least one sequence, not {batch_size}")
+        whole_number("batch_size", batch_size, least=1)
         self.shape = shape
         self.batch_size = batch_size
         self._layers = [_Layer.empty(shape, batch_size) for _ in range(shape.num_layers)]
@@ -244,8 +244,7 @@ class ContiguousCache:
         OptionError
             If ``length`` is negative or beyond what is held.
         """
-        if not 0 <= length <= self.length:
-            raise OptionError(f"trim takes a length from 0 to the {self.length} tokens held, not {length}")
+        whole_number("a length to trim to", length, most=self.length)
         self._lengths = np.minimum(self._lengths, length)
         for layer in self._layers:
             layer.lengths = self._lengths

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qkv.arguments import whole_number
 from qkv.cache.appending import append_next, append_tokens
 from qkv.cache.at_once import write_next
 from qkv.cache.attending import Rules, attend_tables, check_queries
@@ -84,10 +85,9 @@ class PagedCache:
         rotation: Rotation | None = None,
         fingerprint: str = "",
     ) -> None:
-        if batch_size < 1:
-            raise OptionError(f"a cache holds at least one sequence, not {batch_size}")
+        whole_number("batch_size", batch_size, least=1)
         self.shape = shape
-        self.policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        self.policy = policy if isinstance(policy, Policy) else Policy.parse(policy)
         self.pool = PagePool() if pool is None else pool
         self.rotation, self.fingerprint = rotation, fingerprint
         self.layout = page_layout(shape, self.policy)
@@ -254,8 +254,7 @@ class PagedCache:
         TrimError
             If tokens that would be seen again are gone; then nothing has changed.
         """
-        if not 0 <= length <= self.length:
-            raise OptionError(f"trim takes a length from 0 to the {self.length} tokens held, not {length}")
+        whole_number("a length to trim to", length, most=self.length)
         ends = [min(one.length, length) for one in self.sequences]
         longer = [pair for pair in zip(self.sequences, ends, strict=True) if pair[0].reaches_beyond(pair[1])]
         for one, end in longer:

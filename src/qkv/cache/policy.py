@@ -51,6 +51,7 @@ it when a prompt has been read. h2o takes a rule for adding up attention after a
 from dataclasses import dataclass
 from typing import TypeVar
 
+from qkv.arguments import shown
 from qkv.cache.elements import ELEMENTS, element_named
 from qkv.cache.eviction import AFTER_PROMPT, EVICTIONS, Eviction
 from qkv.cache.policy_text import HeadPattern, head_digits, head_pattern, read_parts, whole_number
@@ -148,6 +149,8 @@ class Policy:
             ...
         qkv.errors.OptionError: a policy has no part named 'windw'; did you mean 'window'?
         """
+        if not isinstance(text, str):
+            raise OptionError(f"a policy is text such as 'int8,window=1024', '' for all, not {shown(text)}")
         given = read_parts(text, _FLAGS, _EXAMPLES)
         numbers = {
             name: whole_number(name, given[name]) for name in ("window", "sinks", "page") if name in given

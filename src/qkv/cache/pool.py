@@ -20,6 +20,7 @@ from typing import Protocol, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qkv.arguments import as_whole, shown
 from qkv.errors import CacheFull, OptionError, ShapeError
 
 NO_PAGE = -1
@@ -87,8 +88,11 @@ class PagePool:
         budget_bytes: int | None = None,
         new_page: Callable[[int], NDArray[np.uint8]] = new_page,
     ) -> None:
-        if budget_bytes is not None and budget_bytes < 0:
-            raise OptionError(f"a budget is 0 bytes or more, or None for no limit, not {budget_bytes}")
+        if budget_bytes is not None and (as_whole(budget_bytes) is None or budget_bytes < 0):
+            raise OptionError(
+                f"a budget is 0 bytes or more, such as 64 * 2**20, or None for no limit, "
+                f"not {shown(budget_bytes)}"
+            )
         self.budget_bytes = budget_bytes
         self.nbytes = 0
         self.peak_nbytes = 0

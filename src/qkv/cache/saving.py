@@ -87,9 +87,11 @@ class SavedCache:
         """
         if difference := self.identity.difference(asked):
             name, saved, other = difference
+            what = f"saved for the {name} {saved!r}, and is to be loaded for {other!r}"
+            if name == "model":  # hashes say nothing to a reader
+                what = "of another model or other weights"
             raise CacheFileError(
-                f"{self.path} was saved for the {name} {saved!r}, and is to be loaded for {other!r}; "
-                f"load it for what it was saved for, or compute its text again"
+                f"{self.path} was {what}; load it for what it was saved for, or compute its text again"
             )
 
     def fill(self, sequences: Sequence[SequenceTables]) -> list[list[Dropped]]:

@@ -5,8 +5,9 @@ have one token for a word that begins a text and another for one inside it. A mo
 in other pieces, or with another capital; what is ruled out is what the tokenizer itself would write.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from qkv.arguments import shown
 from qkv.errors import OptionError
 from qkv.tokens import Tokenizer
 
@@ -35,6 +36,8 @@ def spell(words: Sequence[BadWord], tokenizer: Tokenizer | None) -> tuple[tuple[
     """
     if isinstance(words, str):
         raise OptionError(f"bad_words are several words, such as [{words!r}], not one text")
+    if not isinstance(words, Iterable):
+        raise OptionError(f"bad_words are several words, such as ['was'], not {shown(words)}")
     spellings = [ids for word in words for ids in _spellings(word, tokenizer)]
     return tuple(dict.fromkeys(spellings))
 

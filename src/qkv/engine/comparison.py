@@ -13,18 +13,20 @@ Other models can walk along with the full cache: so what smaller weights cost is
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.arguments import shown, whole_number
 from qkv.cache import PagedCache, Policy
 from qkv.cache.occupancy import held_mask
 from qkv.engine.compared import Compared, Comparison, Divergence, NotCompared
-from qkv.engine.generation import require_tokenizer, room_behind
+from qkv.engine.generation import read_ids, require_tokenizer, room_behind
 from qkv.errors import NumericError, OptionError, PromptError, QKVError
 from qkv.models import Model, new_cache
+from qkv.models.model import check_model
 
 NEW_TOKENS = 128
 """How many tokens the full cache adds to a prompt where no number is given."""
@@ -94,13 +96,17 @@ def compare(
         small = qkv.load("folder", weights="int8")
         (row,) = compare(model, "Once upon a time", [], others={"int8": small}).compared
     """
+    check_model(model)
     others = {} if others is None else others
     _check_alike(model, others)
     prompt_ids, given = _ids(model, prompt, begins=True), _given_ids(model, text)
     count = _num_tokens(given, max_tokens, room_behind(prompt_ids, 0, model.context_length))
     if policies is None:
         policies = default_policies(len(prompt_ids), len(prompt_ids) + count)
-    asked = [Policy.parse(policy) if isinstance(policy, str) else policy for policy in policies]
+    if isinstance(policies, Policy | str) or not isinstance(policies, Iterable):
+        example = str(policies) if isinstance(policies, Policy | str) else "int8"
+        raise OptionError(f"policies is a list, such as [{example!r}], not {shown(policies)}")
+    asked = [policy if isinstance(policy, Policy) else Policy.parse(policy) for policy in policies]
     full = _Follower(model, Policy(), clock)
     rows = [_admitted(model, policy, clock) for policy in dict.fromkeys(asked)]
     rows += [_Follower(other, Policy(), clock, name) for name, other in others.items()]
@@ -269,7 +275,7 @@ def _followed(
 
 def _ids(model: Model, text: str | Sequence[int], *, begins: bool) -> list[int]:
     if not isinstance(text, str):
-        return list(text)
+        return list(read_ids(model, text))
     return require_tokenizer(model).encode(text, add_special_tokens=begins)
 
 
@@ -283,8 +289,8 @@ def _given_ids(model: Model, text: str | Sequence[int] | None) -> list[int] | No
 
 
 def _num_tokens(given: list[int] | None, max_tokens: int | None, room: int) -> int:
-    if max_tokens is not None and max_tokens < 1:
-        raise OptionError(f"max_tokens must be at least 1, not {max_tokens}")
+    if max_tokens is not None:
+        whole_number("max_tokens", max_tokens, least=1)
     most = NEW_TOKENS if given is None else len(given)
     wanted = most if max_tokens is None else max_tokens
     return min(room, wanted if given is None else min(wanted, most))

@@ -11,6 +11,7 @@ pages and for giving way, Agrawal et al. 2024 (Sarathi-Serve) for prompts in chu
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from qkv.arguments import shown, whole_number
 from qkv.cache import PagedCache, PagePool, Policy
 from qkv.engine.fitting import learn_windows, longest_text, most_nbytes
 from qkv.engine.generation import read_end_ids, room_behind
@@ -24,6 +25,7 @@ from qkv.engine.stream import Stream
 from qkv.engine.text import NewText
 from qkv.errors import OptionError, QKVError
 from qkv.models import Model, new_cache
+from qkv.models.model import check_model
 from qkv.ops.sampling import Sampling
 from qkv.shapes import Logits
 
@@ -89,9 +91,9 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[[StepStatistics], object] | None = None,
     ) -> None:
+        check_model(model)
         for name, number in (("max_batch", max_batch), ("chunk_tokens", chunk_tokens)):
-            if number < 1:
-                raise OptionError(f"{name} must be at least 1, not {number}")
+            whole_number(name, number, least=1)
         self.model, self.pool, self.policy = model, PagePool(pool_bytes), _policy(policy)
         self._empty = new_cache(model, self.policy, pool=self.pool)
         if pool_bytes is not None:
@@ -162,6 +164,7 @@ class Engine:
         OptionError
             If a value has no meaning, or the policy does not fit the model. No other request notices.
         """
+        whole_number("max_tokens", max_tokens, least=1)
         prompt_ids = read_prompt(self.model, prompt)
         request = Request(
             number=self._num_requests,
@@ -238,6 +241,8 @@ class Engine:
 
         What it has made stays in its stream. Nothing happens if it has ended.
         """
+        if not isinstance(stream, Stream):
+            raise OptionError(f"abort takes the stream that submit returned, not {shown(stream)}")
         if stream.choice.finish_reason is None:
             self._end(stream.choice, "abort")
 
@@ -301,4 +306,4 @@ class Engine:
 
 
 def _policy(policy: Policy | str) -> Policy:
-    return Policy.parse(policy) if isinstance(policy, str) else policy
+    return policy if isinstance(policy, Policy) else Policy.parse(policy)

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import index
 from typing import Literal
 
 import numpy as np
 
-from qkv.cache import Cache
+from qkv.arguments import as_whole, shown, whole_number
+from qkv.cache import Cache, Policy
 from qkv.engine.bad_words import spell
 from qkv.errors import CacheFull, OptionError, PromptError
 from qkv.models import Model, new_cache
+from qkv.models.model import check_model
 from qkv.ops.logprobs import TokenLogprobs, token_logprobs
 from qkv.ops.sampling import Sampling, sample
 from qkv.shapes import Logits
@@ -75,8 +76,7 @@ class Generation:
         cache: Cache | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if max_tokens < 1:
-            raise OptionError(f"max_tokens must be at least 1, not {max_tokens}")
+        whole_number("max_tokens", max_tokens, least=1)
         self._model, self._sampling, self._cache, self._clock = model, sampling, cache, clock
         self.tokenizer = require_tokenizer(model)
         self._end_ids = read_end_ids(model, stop_ids, ignore_eos=ignore_eos)
@@ -196,7 +196,7 @@ def generate(
     model: Model,
     prompt: str | Sequence[int],
     *,
-    cache: Cache | None = None,
+    cache: Cache | Policy | str | None = None,
     max_tokens: int = 128,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -222,10 +222,10 @@ def generate(
         From `qkv.load`.
     prompt : str or sequence of int
         Text, or ids.
-    cache : Cache, optional
-        From `qkv.new_cache`; continued where it ends. A fresh one when left out. Afterwards it holds
-        the prompt and every new token but the last, which has been chosen but not run: begin with
-        it, as an id, to go on from there.
+    cache : Cache, Policy or str, optional
+        From `qkv.new_cache`; continued where it ends. Afterwards it holds the prompt and every new
+        token but the last, which has been chosen but not run: begin with it, as an id, to go on from
+        there. A policy, such as ``"int8"``, makes a fresh one of it, and so does leaving it out.
     max_tokens : int
         How many new tokens at most.
     temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty
@@ -261,6 +261,7 @@ def generate(
         for piece in qkv.generate(model, "Once upon a time", max_tokens=64):
             print(piece, end="")
     """
+    check_model(model)
     sampling = Sampling(
         temperature,
         top_k,
@@ -276,8 +277,17 @@ def generate(
         logprobs=logprobs,
     )
     ends = {"stop": stop, "stop_ids": stop_ids, "ignore_eos": ignore_eos}
-    cache = new_cache(model) if cache is None else cache
+    cache = _cache_for(model, cache)
     return Generation(model, prompt, sampling, max_tokens=max_tokens, cache=cache, **ends)
+
+
+def _cache_for(model: Model, cache: Cache | Policy | str | None) -> Cache:
+    """Return a cache as it is, or a new one of a policy."""
+    if cache is None or isinstance(cache, Policy | str):
+        return new_cache(model, cache or "")
+    if not hasattr(cache, "append"):
+        raise OptionError(f"cache takes what qkv.new_cache(model, 'int8') returns, not {shown(cache)}")
+    return cache
 
 
 def require_tokenizer(model: Model) -> Tokenizer:
@@ -301,10 +311,9 @@ def read_ids(model: Model, prompt: Sequence[int]) -> tuple[int, ...]:
     PromptError
         If it is no sequence of ids, or one is none of the model's.
     """
-    try:
-        ids = tuple(index(token_id) for token_id in prompt)
-    except TypeError as error:
-        raise PromptError(f"a prompt is text or a sequence of token ids, not {prompt!r}") from error
+    ids = _whole_ids(prompt)
+    if ids is None:
+        raise PromptError(f"a prompt is text or a sequence of token ids, not {shown(prompt)}")
     unknown = [token_id for token_id in ids if not 0 <= token_id < model.vocab_size]
     if unknown:
         raise PromptError(f"a prompt's ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
@@ -319,11 +328,22 @@ def read_end_ids(model: Model, stop_ids: Iterable[int], *, ignore_eos: bool) -> 
     OptionError
         If an id is none of the model's.
     """
-    own = frozenset(index(token_id) for token_id in stop_ids)
+    own = _whole_ids(stop_ids)
+    if own is None:
+        raise OptionError(f"stop_ids are token ids, such as [0], not {shown(stop_ids)}")
     unknown = sorted(token_id for token_id in own if not 0 <= token_id < model.vocab_size)
     if unknown:
         raise OptionError(f"stop_ids are from 0 to {model.vocab_size - 1}, not {unknown[0]}")
-    return own if ignore_eos else own | model.end_ids
+    return frozenset(own) if ignore_eos else model.end_ids.union(own)
+
+
+def _whole_ids(ids: Iterable[int]) -> tuple[int, ...] | None:
+    """Return ids as they are, ``None`` if something is none; bytes are text that nobody has decoded."""
+    if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+        return None
+    given = [as_whole(token_id) for token_id in ids]
+    whole = tuple(token_id for token_id in given if token_id is not None)
+    return whole if len(whole) == len(given) else None
 
 
 def room_behind(prompt_ids: Sequence[int], held: int, context_length: int) -> int:

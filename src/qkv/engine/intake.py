@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from qkv.arguments import as_whole, shown, whole_number
 from qkv.engine.generation import read_ids, require_tokenizer
 from qkv.engine.requests import Request
 from qkv.errors import OptionError
 from qkv.models import Model
+from qkv.ops.sampling import Sampling
 from qkv.tokens import StopMatcher
 
 
@@ -40,12 +42,12 @@ def read_stop(model: Model, stop: Sequence[str]) -> tuple[str, ...]:
 
 def check_request(request: Request, V: int, max_batch: int) -> None:
     """Raise `OptionError` if a number of a request has no meaning, or is more than the engine runs."""
+    if not isinstance(request.sampling, Sampling):
+        raise OptionError(f"sampling takes a qkv.Sampling, not {shown(request.sampling)}")
     request.sampling.check_ids(V)
-    if request.max_tokens < 1:
-        raise OptionError(f"max_tokens must be at least 1, not {request.max_tokens}")
-    if not 1 <= request.n <= max_batch:
+    if as_whole(request.n) is None or not 1 <= request.n <= max_batch:
         raise OptionError(
-            f"n must be from 1 to {max_batch}, which is how many texts run at once, not {request.n}"
+            f"n must be from 1 to {max_batch}, which is how many texts run at once, not {shown(request.n)}"
         )
-    if request.prompt_logprobs is not None and request.prompt_logprobs < 0:
-        raise OptionError(f"prompt_logprobs must be 0 or more, or None, not {request.prompt_logprobs}")
+    if request.prompt_logprobs is not None:
+        whole_number("prompt_logprobs", request.prompt_logprobs)

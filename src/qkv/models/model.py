@@ -8,8 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.arguments import shown
 from qkv.cache import Cache, PagedCache, PagePool, Policy, Rotation, StepCache
 from qkv.cache.contiguous import CacheShape
+from qkv.errors import OptionError
 from qkv.models.weights import weights_of
 from qkv.ops.projection import is_packed
 from qkv.shapes import Array, Hidden, Logits, TokenIds, Visible
@@ -97,6 +99,7 @@ def new_cache(
     OptionError
         If the policy contradicts itself, or does not fit the model.
     """
+    check_model(model)
     return PagedCache(
         model.cache_shape,
         policy,
@@ -137,9 +140,17 @@ def load_cache(model: Model, path: str | Path, *, pool: PagePool | None = None) 
         cache.save("chat.safetensors")
         cache = qkv.load_cache(model, "chat.safetensors")
     """
+    check_model(model)
     return PagedCache.load(
         path, model.cache_shape, pool=pool, rotation=model.rotation, fingerprint=model.fingerprint
     )
+
+
+def check_model(model: Any) -> None:
+    """Raise `OptionError` unless something is a model, and not the name of one."""
+    if not hasattr(model, "next_logits"):
+        one = repr(model) if isinstance(model, str) else "'verse'"
+        raise OptionError(f"a model is what qkv.load returns, not {shown(model)}; try qkv.load({one})")
 
 
 def fingerprint_of(model: Any) -> str:

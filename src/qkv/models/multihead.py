@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from qkv.arguments import as_whole, whole_number
 from qkv.cache import ContiguousCache
 from qkv.cache.contiguous import CacheShape
 from qkv.errors import OptionError, ShapeError
@@ -46,6 +47,8 @@ class MultiHeadAttention:
     ------
     ShapeError
         If H does not divide E, or G does not divide H.
+    OptionError
+        If E is no whole number, or less than 1.
 
     Examples
     --------
@@ -242,9 +245,10 @@ class CachedMultiHeadAttention:
 
 
 def _check_heads(d_model: int, num_heads: int, num_kv_heads: int) -> None:
-    if num_heads < 1 or d_model % num_heads:
+    whole_number("d_model", d_model, least=1)
+    if as_whole(num_heads) is None or num_heads < 1 or d_model % num_heads:
         raise ShapeError(f"num_heads must divide d_model = {d_model}, but is {num_heads}")
-    if num_kv_heads < 1 or num_heads % num_kv_heads:
+    if as_whole(num_kv_heads) is None or num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ShapeError(f"num_kv_heads must divide num_heads = {num_heads}, but is {num_kv_heads}")
 
 

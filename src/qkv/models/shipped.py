@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from qkv.arguments import shown
 from qkv.errors import CheckpointError
 
 SHIPPED = ("verse", "recall", "recall-recent", "siblings/mha", "siblings/gqa", "siblings/mqa")
@@ -16,7 +17,7 @@ def folder_of(name: str | Path) -> Path:
     Raises
     ------
     CheckpointError
-        If a model that should have come with qkv is missing from this installation.
+        If it is no name, or a model that should have come with qkv is missing from this installation.
 
     Examples
     --------
@@ -25,6 +26,8 @@ def folder_of(name: str | Path) -> Path:
     >>> folder_of("./verse") == Path("verse")
     True
     """
+    if not isinstance(name, str | Path):
+        raise CheckpointError(f"a model is named by a folder, or as 'verse' is, not by {shown(name)}")
     if name not in SHIPPED:
         return Path(name)
     folder = Path(__file__).parent / "trained" / name

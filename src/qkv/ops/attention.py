@@ -21,7 +21,7 @@ DENSE_UP_TO_SCORES = 128 * 128
 """Up to so many scores per head the dense path is as fast as the tiled one; see `make bench`."""
 
 
-PLAIN = int, float, tuple, type(None)
+PLAIN = int, float, str, tuple, type(None)
 """What a rule may be for a call to be told from others by its rules."""
 
 
@@ -102,9 +102,9 @@ def attend(
     Raises
     ------
     ShapeError
-        If axes do not fit together, H is no multiple of G, or a mask is ambiguous.
+        If axes do not fit together, H is no multiple of G, a mask is ambiguous, or an array is none.
     OptionError
-        If an option has no meaning, such as ``window=0``.
+        If an option has no meaning, such as ``window=0``, or is of another type, such as ``scale="1"``.
     TypeError
         If q, k and v are not of one floating dtype, or the mask is not bool.
 
@@ -124,8 +124,8 @@ def attend(
     (1, 4, 5, 8)
     """
     arrays = mask, bias, sinks, alibi_slopes, q_lengths, kv_lengths
-    numbers = window, scale, softcap
-    plain = all(one is None for one in arrays) and all(isinstance(one, PLAIN) for one in numbers)
+    rules = causal, window, scale, softcap
+    plain = all(one is None for one in arrays) and all(isinstance(one, PLAIN) for one in rules)
     if plain and not return_weights and takes_plainly(q, k, v):
         output, lse = attend_plainly(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap)
         return (output, lse) if return_lse else output

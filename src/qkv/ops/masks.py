@@ -6,19 +6,23 @@ last query on the last key (``offset = S - T``, what a cache needs); top-left pu
 query on the first key (``offset = 0``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from array_api_compat import device
 
+from qkv.arguments import as_whole, check_array, shown, whole_number
 from qkv.errors import OptionError, ShapeError
 from qkv.ops.arrays import array_namespace, dtype_name
 from qkv.shapes import Array, Visible
 
 Causal: TypeAlias = bool | Literal["top_left"]
 Window: TypeAlias = int | tuple[int | None, int | None] | None
+
+BEYOND_ANY_TEXT = 2**31
+"""Keys that no text has: positions are counted in 32 bits where an array library does so."""
 
 
 def causal_mask(num_queries: int, num_keys: int | None = None, *, xp: Any = np) -> Array:
@@ -38,6 +42,11 @@ def causal_mask(num_queries: int, num_keys: int | None = None, *, xp: Any = np) 
     Array
         ``(T, S)`` booleans, ``True`` = may attend.
 
+    Raises
+    ------
+    OptionError
+        If a number is negative or not whole.
+
     Examples
     --------
     >>> causal_mask(3).astype(int)
@@ -48,7 +57,7 @@ def causal_mask(num_queries: int, num_keys: int | None = None, *, xp: Any = np) 
     array([[1, 1, 1, 1, 0],
            [1, 1, 1, 1, 1]])
     """
-    num_keys = num_queries if num_keys is None else num_keys
+    num_queries, num_keys = _sizes(num_queries, num_keys)
     queries = xp.arange(num_queries)[:, None]
     keys = xp.arange(num_keys)[None, :]
     return keys <= queries + (num_keys - num_queries)
@@ -76,7 +85,7 @@ def window_mask(num_queries: int, num_keys: int | None = None, *, window: Window
     Raises
     ------
     OptionError
-        If ``window`` is 0 or negative.
+        If ``window`` is 0 or negative, or a number of positions is negative or not whole.
 
     Examples
     --------
@@ -86,7 +95,7 @@ def window_mask(num_queries: int, num_keys: int | None = None, *, window: Window
            [0, 1, 1, 0],
            [0, 0, 1, 1]])
     """
-    num_keys = num_queries if num_keys is None else num_keys
+    num_queries, num_keys = _sizes(num_queries, num_keys)
     left, right = window_reach(window)
     own = xp.arange(num_queries)[:, None] + (num_keys - num_queries)
     return _within(xp.arange(num_keys)[None, :] - own, left, right)
@@ -102,17 +111,32 @@ def window_reach(window: Window) -> tuple[int | None, int | None]:
     """
     if window is None:
         return None, None
-    if isinstance(window, int | np.integer):
-        if window <= 0:
+    if (size := as_whole(window)) is not None:
+        if size < 1:
             raise OptionError(f"window must be at least 1, not {window}; None means no window")
-        return int(window) - 1, 0
-    if not (isinstance(window, Sequence) and len(window) == 2):
-        raise OptionError(f"window must be an integer, (left, right) or None, not {window!r}")
+        return _reach(size - 1, window), 0
+    if isinstance(window, str) or not (isinstance(window, Sequence) and len(window) == 2):
+        raise OptionError(f"window must be an integer, (left, right) or None, not {shown(window)}")
     left, right = window
-    for side in (left, right):
-        if side is not None and side < 0:
-            raise OptionError(f"window=(left, right) must not be negative, not {window}; None is no limit")
-    return left, right
+    return _reach(left, window), _reach(right, window)
+
+
+def _reach(side: int | None, window: Window) -> int | None:
+    """Return how many keys one side of a window has; ``None`` if it has all of any text."""
+    if side is None:
+        return None
+    reach = as_whole(side)
+    if reach is None or reach < 0:
+        raise OptionError(
+            f"window=(left, right) must be whole numbers that are not negative, not {shown(window)}; "
+            "None is no limit, as in (None, None)"
+        )
+    return reach if reach < BEYOND_ANY_TEXT else None
+
+
+def _sizes(num_queries: int, num_keys: int | None) -> tuple[int, int]:
+    T = whole_number("num_queries", num_queries)
+    return T, T if num_keys is None else whole_number("num_keys", num_keys)
 
 
 @dataclass(frozen=True)
@@ -146,8 +170,8 @@ class Visibility:
         kv_lengths: Sequence[int] | None,
     ) -> "Visibility":
         """Check the rules against ``q`` (B, H, T, D) and ``k`` (B, G, S, D) and combine them."""
-        if causal not in (True, False, "top_left"):
-            raise OptionError(f"causal must be True, False or 'top_left', not {causal!r}")
+        if not isinstance(causal, int | str | np.bool_) or causal not in (True, False, "top_left"):
+            raise OptionError(f"causal must be True, False or 'top_left', not {shown(causal)}")
         (B, _, T, _), S = q.shape, k.shape[2]
         left, right = window_reach(window)
         if causal:
@@ -208,6 +232,7 @@ class Visibility:
 
 def check_mask(mask: Visible, shape: tuple[int, int, int, int]) -> Visible:
     """Return ``mask`` if it is boolean and broadcasts to ``(B, H, T, S)`` without ambiguity."""
+    check_array("mask", mask, "that broadcasts to (B, H, T, S)")
     if dtype_name(mask) != "bool":
         raise TypeError(
             f"mask must be bool with True = may attend, not {dtype_name(mask)}; "
@@ -260,11 +285,10 @@ def _checked_lengths(
 ) -> tuple[int, ...] | None:
     if lengths is None:
         return None
-    rows = tuple(int(length) for length in lengths)
-    whole = rows == tuple(lengths)
-    if len(rows) != B or not whole or not all(0 <= length <= longest for length in rows):
-        raise ShapeError(f"{name} must be B = {B} integers from 0 to {longest}, not {list(lengths)}")
-    return rows
+    rows = tuple(map(as_whole, lengths)) if isinstance(lengths, Iterable) else ()
+    if len(rows) != B or not all(length is not None and 0 <= length <= longest for length in rows):
+        raise ShapeError(f"{name} must be B = {B} integers from 0 to {longest}, not {shown(lengths)}")
+    return cast(tuple[int, ...], rows)
 
 
 def slice_broadcast(array: Array, queries: slice, keys: slice) -> Array:

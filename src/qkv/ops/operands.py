@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from array_api_compat import device
 
+from qkv.arguments import as_number, check_array, finite_number, shown
 from qkv.errors import OptionError, ShapeError
 from qkv.ops.arrays import array_namespace, dtype_name, widen
 from qkv.ops.masks import (
@@ -78,14 +79,12 @@ class Operands:
         q, k, v = (_four_axes(widen(x, name)) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         B, H, T, D = q.shape
         shape = (B, H, T, k.shape[2])
-        if softcap is not None and not 0 < softcap < math.inf:
-            raise OptionError(f"softcap must be positive and finite, not {softcap}; None means no cap")
         return cls(
             q,
             k,
             v,
-            scale=D**-0.5 if scale is None else float(scale),
-            softcap=None if softcap is None else float(softcap),
+            scale=D**-0.5 if scale is None else finite_number("scale", scale),
+            softcap=None if softcap is None else _checked_cap(softcap),
             bias=None if bias is None else _checked_bias(bias, shape, like=q),
             slopes=_per_head("alibi_slopes", alibi_slopes, H, like=q),
             sinks=_per_head("sinks", sinks, H, like=q),
@@ -126,6 +125,8 @@ def check_shapes(q: Array, k: Array, v: Array) -> None:
 
     Leading axes may be absent, from all three alike. The values' D may differ from the keys'.
     """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_array(name, x, "(B, H, T, D)" if name == "q" else "(B, G, S, D)")
     got = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not (q.ndim == k.ndim == v.ndim and 2 <= q.ndim <= 4):
         raise ShapeError(f"q, k and v must all have 2, 3 or 4 axes ending in (positions, D), not {got}")
@@ -156,7 +157,15 @@ def _four_axes(x: Array) -> Array:
     return array_namespace(x).reshape(x, (1,) * (4 - x.ndim) + tuple(x.shape))
 
 
+def _checked_cap(softcap: float) -> float:
+    cap = as_number(softcap)
+    if cap is None or not 0 < cap < math.inf:
+        raise OptionError(f"softcap must be positive and finite, not {shown(softcap)}; None means no cap")
+    return cap
+
+
 def _checked_bias(bias: Array, shape: tuple[int, int, int, int], like: Array) -> Array:
+    check_array("bias", bias, "that broadcasts to (B, H, T, S)")
     if dtype_name(bias) == "bool":
         raise TypeError("bias is added to the scores and must be floating point; a bool array goes to mask=")
     return _as(check_broadcast("bias", widen(bias, "bias"), shape), like)
@@ -166,9 +175,13 @@ def _per_head(name: str, values: Array | Sequence[float] | None, H: int, like: A
     if values is None:
         return None
     xp = array_namespace(like)
-    if isinstance(values, Sequence):
-        row = xp.asarray(values, dtype=like.dtype, device=device(like))
+    if isinstance(values, list | tuple):
+        numbers = [as_number(value) for value in values]
+        if None in numbers:
+            raise ShapeError(f"{name} must be numbers, one per query head, not {shown(values)}")
+        row = xp.asarray(numbers, dtype=like.dtype, device=device(like))
     else:
+        check_array(name, values, f"of one number per query head, ({H},)")
         row = _as(values, like)
     if tuple(row.shape) != (H,):
         raise ShapeError(f"{name} must hold one number per query head, ({H},), not {tuple(row.shape)}")

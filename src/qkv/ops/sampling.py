@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qkv.arguments import shown
 from qkv.errors import OptionError
 from qkv.ops.filters import keep_min_p, keep_top_k, keep_top_p, possible_ids
 from qkv.ops.logits import Row, likeliest, logit_row
@@ -268,4 +269,4 @@ def _is_whole(value: Any, least: int = 0) -> bool:
 
 def _require(holds: bool, rule: str, value: object) -> None:
     if not holds:
-        raise OptionError(f"{rule}, not {value}")
+        raise OptionError(f"{rule}, not {shown(value)}")

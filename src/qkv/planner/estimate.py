@@ -109,6 +109,8 @@ def plan(
             "compute bounds the speed together with bandwidth; give bandwidth too, such as '3.35TB/s'"
         )
     layout = engine_named(engine)
+    if not isinstance(cache, str):
+        raise PlanError(f"cache is text such as 'int8', or '' for 16 bits, not this {type(cache).__name__}")
     sized = _weighed(find_model(model), layout, weights)
     request = Request(
         users=_count("users", users),

@@ -92,6 +92,10 @@ class TokenJoiner:
 
     def ends_inside_character(self, tokens: Sequence[str]) -> bool:
         """Tell whether the last bytes of `tokens` are the beginning of a character."""
+        return bool(self.unfinished_bytes(tokens))
+
+    def unfinished_bytes(self, tokens: Sequence[str]) -> bytes:
+        """Give the last bytes of `tokens` that are only the beginning of a character."""
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for token in tokens:
             data = self.bytes_of(token)
@@ -100,7 +104,7 @@ class TokenJoiner:
             else:
                 utf8.decode(data)
         unfinished, _ = utf8.getstate()
-        return bool(unfinished)
+        return unfinished
 
     def bytes_of(self, token: str) -> bytes | None:
         """Give the bytes a token stands for, or ``None`` for a token that is text."""

@@ -1,7 +1,8 @@
 """Stop strings: end a text before the first of them, without showing its beginning."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from qkv.arguments import shown
 from qkv.errors import OptionError
 
 
@@ -39,6 +40,8 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         if isinstance(stops, str):
             raise OptionError(f"expected a list of stop strings, got the string {stops!r}; try [{stops!r}]")
+        if not isinstance(stops, Collection) or not all(isinstance(stop, str) for stop in stops):
+            raise OptionError(f"expected a list of stop strings, such as ['.'], got {shown(stops)}")
         if "" in stops:
             raise OptionError("expected stop strings of one character or more, got ''; leave it out")
         self._stops = tuple(stops)

@@ -82,10 +82,8 @@ def hold_out(documents: Sequence[Document], which: float | Sequence[str]) -> Spl
     """
     split = _at_end(documents, which) if isinstance(which, float | int) else _by_name(documents, which)
     if not split.train or not split.held_out:
-        raise OptionError(
-            f"expected text to train on and text to hold out, got {len(split.train)} and "
-            f"{len(split.held_out)} documents; hold out something else, or give more text"
-        )
+        lack = _lack(documents, split, which)
+        raise OptionError(f"expected text to train on and text to hold out, got {lack}")
     seen = {document.text: document.name for document in split.train}
     for document in split.held_out:
         if document.text in seen:
@@ -115,6 +113,19 @@ def _by_name(documents: Sequence[Document], names: Sequence[str]) -> Split:
     return Split(
         tuple(document for document in documents if document not in held_out),
         tuple(document for document in documents if document in held_out),
+    )
+
+
+def _lack(documents: Sequence[Document], split: Split, which: float | Sequence[str]) -> str:
+    """Say why one side has nothing, and what to try."""
+    if not isinstance(which, float | int):
+        sides = f"{len(split.train)} and {len(split.held_out)} documents"
+        return f"{sides}; hold out something else, or give more text"
+    nbytes = sum(document.nbytes for document in documents)
+    lines = sum(len(document.text.splitlines()) for document in documents)
+    return (
+        f"too little: {nbytes:,} bytes in {lines:,} line{'s' if lines > 1 else ''}, and a share is held out "
+        "line by line; give more text, or hold out another share or a file"
     )
 
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from qkv.errors import OptionError
 from qkv.models.llama import Llama, LlamaConfig
 from qkv.models.loading import load
 from qkv.tokens import Tokenizer
-from qkv.tokens.bpe import train_bpe
+from qkv.tokens.bpe import LEAST_V, train_bpe
 from qkv.training.batches import Windows
 from qkv.training.curve import Curve, Evaluation
 from qkv.training.export import Stored, export, rounded
@@ -15,6 +16,7 @@ from qkv.training.llama import TrainableLlama
 from qkv.training.loop import Progress, evaluate, train
 from qkv.training.presets import Settings
 from qkv.training.text import Split
+from qkv.training.token_file import MOST_V
 from qkv.training.whole_file import make_folder
 
 WORK = "training"
@@ -54,6 +56,7 @@ class TextModel:
         CheckpointError
             If the folder cannot be written to.
         """
+        check_vocabulary(settings.V)
         work = make_folder(folder / WORK)
         tokenizer = train_bpe((document.text for document in split.train), settings.V)
         data = Windows.of(split, tokenizer, work, B=settings.B, T=settings.T, seed=settings.seed)
@@ -101,3 +104,9 @@ class TextModel:
     def export(self, card: str, stored: Stored = "bfloat16") -> None:
         """Write the model as it is now: see `qkv.training.export.export`."""
         export(self.folder, self.model.parameters, self.settings, self.tokenizer, card, stored)
+
+
+def check_vocabulary(V: int) -> None:
+    """Raise `OptionError` unless V tokens have a place for each byte, and are told apart by two bytes."""
+    if not LEAST_V <= V <= MOST_V:
+        raise OptionError(f"expected a vocabulary of {LEAST_V} to {MOST_V} tokens, got {V}")

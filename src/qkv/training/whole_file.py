@@ -68,6 +68,19 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def check_folder(path: Path) -> None:
+    """Raise `CheckpointError` unless a folder is there that can be written to, or can be made."""
+    try:
+        there = next(one for one in (path, *path.parents) if one.exists())
+        reason = "" if there.is_dir() else f"{there} is a file"
+        if not reason and not os.access(there, os.W_OK):
+            reason = f"{there} cannot be written to"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise CheckpointError(f"{path} cannot be a folder: {reason}; try another")
+
+
 def _keep_name(folder: Path) -> None:
     """Have the folder's own entry on the disk too, where the system can say so."""
     if os.name == "posix":

@@ -1,5 +1,6 @@
 """The attention of one text: its tokens, the map of every head, and whatever can be drawn of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -11,6 +12,8 @@ from qkv.errors import OptionError, PromptError
 from qkv.lab.maps import HeadNumbers, Maps, read_heads, read_maps
 from qkv.models import Model
 from qkv.tokens import Tokenizer
+from qkv.tokens.joiner import TokenJoiner
+from qkv.tokens.stream import MAX_CONTEXT_TOKENS
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -151,13 +154,25 @@ def show_attention(model: Model, text: str, name: str = "model") -> AttentionVie
 
 
 def token_labels(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
-    """Return each token's text so that all of it can be seen; one within a character as it is spelled."""
+    """Return each token's text so that all of it can be seen.
+
+    A character that several tokens spell is shown at the last of them; the others are bytes, such as
+    ``<F0>``.
+    """
     stream = tokenizer.stream(skip_special_tokens=False)
-    pieces = [stream.push(token_id) for token_id in ids]
-    return tuple(
-        visible(piece or tokenizer.token_of(token_id, skip_special_tokens=False) or "?")
-        for piece, token_id in zip(pieces, ids, strict=True)
-    )
+    tokens = [tokenizer.token_of(token_id, skip_special_tokens=False) or "?" for token_id in ids]
+    labels = []
+    for place, token_id in enumerate(ids):
+        text = visible(stream.push(token_id)) + begun_bytes(tokenizer.joiner, tokens[: place + 1])
+        labels.append(text or visible(tokens[place]))
+    return tuple(labels)
+
+
+def begun_bytes(joiner: TokenJoiner, tokens: Sequence[str]) -> str:
+    """Return what the last token has of a character that it does not end, such as ``<F0>``."""
+    own = joiner.bytes_of(tokens[-1]) or b""
+    begun = joiner.unfinished_bytes(tokens[-1 - MAX_CONTEXT_TOKENS :])
+    return "".join(f"<{byte:02X}>" for byte in begun[-len(own) :]) if own else ""
 
 
 def visible(text: str) -> str:

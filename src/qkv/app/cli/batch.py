@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from qkv.app.cli.loading import read_text
 from qkv.app.cli.sampling import logprobs_record
 from qkv.engine import Engine, Stream
 from qkv.engine.bad_words import spell
@@ -262,10 +263,7 @@ def read_prompts(path: Path) -> list[Line]:
     OptionError
         If it cannot be read, or an id comes twice.
     """
-    try:
-        texts = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--prompts: {path} cannot be read: {error}") from error
+    texts = read_text("--prompts", path).splitlines()
     lines = [Line.parse(text, number) for number, text in enumerate(texts, 1) if text.strip()]
     seen: set[str] = set()
     for line in lines:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from qkv.app.cli.compare_report import as_record, comparison_table, heading, notes
-from qkv.app.cli.loading import load_model, require_drawing, warm_up
+from qkv.app.cli.loading import load_model, read_text, require_drawing, warm_up
 from qkv.cache import Policy
 from qkv.engine.comparison import Step
 from qkv.engine.comparison import compare as compare_policies
@@ -59,7 +59,7 @@ def compare(
         require_drawing(plot)
     policies = None if cache is None and weights is None else [_policy(one) for one in cache or ()]
     forms: list[Weights] = [_weights(one) for one in weights or ()]
-    continuation = None if text is None else _read(text)
+    continuation = None if text is None else read_text("--text", text)
     loaded = load_model(model)
     beginning, scored = _split(loaded, prompt, continuation)
     others: dict[str, Model] = {form: load_model(model, form) for form in forms}
@@ -108,13 +108,6 @@ def _policy(text: str) -> Policy:
 def _weights(text: str) -> Weights:
     form_of(cast(Weights, text))
     return cast(Weights, text)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--text {file} cannot be read as UTF-8 text: {error}") from error
 
 
 def _split(

@@ -61,7 +61,8 @@ def train(
     from qkv.app.cli.train_display import Display
     from qkv.training.freed_memory import keep_freed_memory
     from qkv.training.presets import preset as settings_of
-    from qkv.training.text_model import TextModel
+    from qkv.training.text_model import TextModel, check_vocabulary
+    from qkv.training.whole_file import check_folder
 
     keep_freed_memory()
     asked = {"steps": steps, "V": vocab, "T": context, "B": batch}
@@ -70,6 +71,8 @@ def train(
     form = stored_form(stored)
     if plot is not None:
         require_drawing(plot)
+    check_folder(out)
+    check_vocabulary(settings.V)
     split = split_text(text, hold_out or ["0.1"])
     with Display(settings, Console(stderr=True)) as display:
         display.say(f"{settings.num_parameters:,} parameters; first the text becomes {settings.V:,} tokens")

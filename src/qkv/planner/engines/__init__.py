@@ -37,6 +37,6 @@ def engine_named(name: str) -> Engine:
     PlanError
         If there is none of that name.
     """
-    if name not in ENGINES:
-        raise PlanError(f"an engine is one of {', '.join(ENGINES)}, not {name[:40]!r}")
+    if not isinstance(name, str) or name not in ENGINES:
+        raise PlanError(f"an engine is one of {', '.join(ENGINES)}, not {repr(name)[:40]}")
     return ENGINES[name]()

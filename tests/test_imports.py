@@ -74,9 +74,10 @@ def test_a_plan_is_arithmetic_on_a_config_alone():
 def test_the_command_plan_adds_the_command_line_to_that(more):
     packages, modules = loaded_by(command("plan", "llama-3-8b", "--users", "100", "--context", "4096", *more))
     assert not packages & OTHERS
-    assert of(modules) == {"app", "planner", "models", "errors"}
+    assert of(modules) == {"app", "planner", "models", "arguments", "errors"}
     assert {name for name in modules if name.startswith("qkv.app.cli.")} == {
-        *("qkv.app.cli.main", "qkv.app.cli.status", "qkv.app.cli.plan", "qkv.app.cli.plan_report"),
+        *("qkv.app.cli.main", "qkv.app.cli.status", "qkv.app.cli.console"),
+        *("qkv.app.cli.plan", "qkv.app.cli.plan_report"),
     }
 
 

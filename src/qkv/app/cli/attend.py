@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from qkv.app.cli.loading import load_model, note
+from qkv.app.cli.console import note
+from qkv.app.cli.loading import load_model
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from qkv.app.cli.loading import read_text
+from qkv.app.cli.console import read_text
 from qkv.app.cli.sampling import logprobs_record
 from qkv.engine import Engine, Stream
 from qkv.engine.bad_words import spell

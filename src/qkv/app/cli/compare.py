@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from qkv.app.cli.compare_report import as_record, comparison_table, heading, notes
-from qkv.app.cli.loading import load_model, read_text, require_drawing, warm_up
+from qkv.app.cli.console import read_text, require_drawing
+from qkv.app.cli.loading import load_model, warm_up
 from qkv.cache import Policy
 from qkv.engine.comparison import Step
 from qkv.engine.comparison import compare as compare_policies

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from qkv.app.cli.batch import Defaults, Ends, run_batch
-from qkv.app.cli.loading import load_model, note, warm_up
+from qkv.app.cli.console import note
+from qkv.app.cli.loading import load_model, warm_up
 from qkv.app.cli.sampling import logprobs_record, parse_bias
 from qkv.app.cli.status import INTERRUPTED
 from qkv.cache import PagedCache, PagePool, Policy

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from qkv.app.cli.loading import note
+from qkv.app.cli.console import note
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.app.cli.loading import note, require_drawing
+from qkv.app.cli.console import note, require_drawing
 from qkv.app.cli.plan_report import advice_record, advice_report, as_record, report
 from qkv.errors import OptionError
 from qkv.models.shipped import SHIPPED, folder_of

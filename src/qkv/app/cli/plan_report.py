@@ -53,8 +53,7 @@ def table(plan: Plan) -> str:
     where = "" if plan.budget is not None else "what the 100 % row takes, "
     each = " on each device" if plan.request.tensor_parallel > 1 else ""
     closing = (
-        f"users, or tokens of {_users(plan.request.users)}, that fit in "
-        f"{where}{show_bytes(budget)}{each}{_any_length(plan)}"
+        f"users, or tokens of {_users(plan.request.users)}, that fit in {where}{show_bytes(budget)}{each}"
     )
     return "\n".join([head, *rows, paragraph("  ", closing)])
 
@@ -226,16 +225,6 @@ def _shown(plan: Plan) -> list[Outcome]:
         if outcome is not None and not any(_alike(outcome, row) for row in rows):
             rows.append(outcome)
     return rows
-
-
-def _any_length(plan: Plan) -> str:
-    """Return what length it is that does not matter, where an eviction keeps what is generated."""
-    rows = [outcome for outcome in _shown(plan) if outcome.strategy.keeps_generated]
-    if all(outcome.longest_context is not None for outcome in rows):
-        return ""
-    generated = plan.request.new_tokens
-    after = f"{generated:,} tokens are" if generated > 1 else "one token is" if generated else "nothing is"
-    return f"; any: of a prompt after which {after} generated"
 
 
 def _alike(one: Outcome, other: Outcome) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from qkv.app.cli.loading import note, require_drawing
+from qkv.app.cli.console import note, require_drawing
 from qkv.app.cli.status import INTERRUPTED
 from qkv.errors import OptionError
 

@@ -533,9 +533,8 @@ class PagedCache:
 
     def _finish_step(self) -> None:
         """Count its tokens; give back what was there for it alone, and the pages that no later query sees."""
-        for (
-            one
-        ) in self.sequences:  # first, for until then a step may be taken back by what is given back here
+        # First: until then the step may be taken back, by means of what is given back here.
+        for one in self.sequences:
             one.finish_step()
         for one in self.sequences:
             if one.closes_pages:

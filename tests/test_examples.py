@@ -76,7 +76,7 @@ def test_demo_shows_the_model_then_the_lab_and_writes_a_report(tmp_path):
         next(row for row, line in enumerate(lines) if part in line) for part in ("05_model.py", "qkv lab")
     )
     assert first < second
-    assert any("HOLDS ONLY IF" in line for line in lines[second:])
+    assert any("✓ HOLDS" in line for line in lines[second:])
     assert "<svg" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

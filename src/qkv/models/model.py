@@ -148,7 +148,7 @@ def load_cache(model: Model, path: str | Path, *, pool: PagePool | None = None) 
 
 def check_model(model: Any) -> None:
     """Raise `OptionError` unless something is a model, and not the name of one."""
-    if not hasattr(model, "next_logits"):
+    if not hasattr(model, "cache_shape"):
         one = repr(model) if isinstance(model, str) else "'verse'"
         raise OptionError(f"a model is what qkv.load returns, not {shown(model)}; try qkv.load({one})")
 

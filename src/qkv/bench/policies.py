@@ -68,8 +68,9 @@ class CachePolicies:
         """Return a cache of all tokens, of which the last is that of the query."""
         text = "page=16" if policy == PLAIN else policy
         cache = PagedCache(CacheShape(1, self.heads.G, self.heads.D), text)
-        cache.append(0, k, v)
-        cache.attend(0, q)  # then what the policy does not keep is dropped
+        for tokens in (slice(self.S), slice(self.S, None)):
+            cache.append(0, k[:, :, tokens], v[:, :, tokens])
+            cache.attend(0, q)  # then what the policy does not keep is dropped
         return cache
 
     def _check(self, policy: str, run: partial[np.ndarray]) -> None:

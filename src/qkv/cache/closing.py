@@ -61,9 +61,11 @@ def drop_filled(sequence: SequenceTables, layer: int) -> None:
     to that leaves nothing behind.
     """
     P, layers = sequence.layout.P, slice(layer, layer + 1)
+    heads = zip(sequence.before[layer].tolist(), sequence.held[layer].tolist(), strict=True)
+    if all(-(-before // P) >= held // P for before, held in heads):
+        return  # as after most tokens, where NumPy would take longer to say so
     begun, full = -(-sequence.before[layers] // P), sequence.held[layers] // P
-    if (begun < full).any():
-        sequence.filling.drop(layers, between(begun, full))
+    sequence.filling.drop(layers, between(begun, full))
 
 
 def drop_all_filled(sequence: SequenceTables) -> None:

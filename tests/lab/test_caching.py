@@ -10,7 +10,7 @@ from qkv.lab.board import Row
 from qkv.lab.caching import CACHING, Caching, all_anew, last_output, measure, through_a_cache
 from qkv.models import CachedMultiHeadAttention, new_cache
 
-SETTINGS = Caching(widths=(24, 40), lengths=(7, 100), pairs=2)
+SETTINGS = Caching(widths=(24, 40), lengths=(7, 100), pairs=2, layer_pairs=2)
 H, F, OPEN = Verdict.HOLDS, Verdict.FAILS, Verdict.NOT_TESTABLE
 
 

@@ -42,13 +42,14 @@ class Caching:
         E of a small model and of a larger one, both of four layers.
     lengths : sequence of int
         Tokens of the texts, from short to long, 100 among them.
-    pairs : int
-        Rounds of timing.
+    pairs, layer_pairs : int
+        Rounds of timing: of the models, and of one layer, where a round takes less.
     """
 
     widths: tuple[int, int] = (128, 256)
     lengths: Sequence[int] = (25, 50, 100)
     pairs: int = 3
+    layer_pairs: int = 9
 
 
 def through_a_cache(model: Model, text: NDArray[np.integer]) -> Floats:
@@ -83,7 +84,7 @@ def measure(
         numbers |= {f"{size}_{name}": number for name, number in speed_numbers(seconds).items()}
         for way in ("cached", "anew"):
             series[f"{size}_{way}_seconds"] = [float(np.median(seconds[n][way])) for n in seconds]
-    layer_numbers, right = one_layer(draw, stopwatch.time_in_turn)
+    layer_numbers, right = one_layer(draw, replace(stopwatch, pairs=settings.layer_pairs).time_in_turn)
     return Measured(numbers | layer_numbers | {"apart": apart, "article_apart": right}, series)
 
 

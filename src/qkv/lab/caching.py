@@ -48,7 +48,7 @@ class Caching:
 
     widths: tuple[int, int] = (128, 256)
     lengths: Sequence[int] = (25, 50, 100)
-    pairs: int = 3
+    pairs: int = 5
     layer_pairs: int = 9
 
 
@@ -179,7 +179,7 @@ CACHING = Experiment(
         ),
     ),
     quick=Caching(),
-    full=Caching(widths=(128, 512), lengths=(25, 50, 100, 200), pairs=5),
+    full=Caching(widths=(128, 512), lengths=(25, 50, 100, 200), pairs=7),
     measure=measure,
     shows=Words(
         "{small_speedup:.1f}x and {large_speedup:.1f}x at 100 tokens, by model size",

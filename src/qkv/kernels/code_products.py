@@ -16,20 +16,6 @@ and lines of half bytes into the first level    2.0    1.9    1.7       2.1     
 and no load that repeats what it reads          2.2    2.2    2.4       2.9       2.5    2.2        2.4
 ==============================================  =====  =====  ========  ========  =====  =========  =====
 
-The first three lines are of minutes when float32 read 26 GB/s and took 10.3 ms, the last of some when it took
-11.7; when it took 10, int4 was 2.0 to 2.1 times as fast. On the same shared machine there were minutes of 35
-GB/s, when float32 took 8.1 ms and codes the same as ever. The last step by itself, one thread, nearer memory,
-ns a key and key head:
-
-=======  =====  =====  ========  ========  =====  =========  =====
-version                                         fp16   bf16   fp8-e4m3  fp8-e5m2  int8   int8-kivi  int4
-==============================================  =====  =====  ========  ========  =====  =========  =====
-16 keys at a time widened beside, then as rows  1.5    1.6    1.4       1.7       1.6    1.1        0.8
-widened in the registers                        2.0    1.9    1.7       2.1       2.0    1.8        1.65
-and lines of half bytes into the first level    2.0    1.9    1.7       2.1       2.0    1.8        1.75
-and no load that repeats what it reads          2.2    2.2    2.4       2.9       2.5    2.2        2.4
-==============================================  =====  =====  ========  ========  =====  =========  =====
-
 The first three lines are of minutes when float32 took 10.3 ms, the last of some when it took 11.7: where it
 takes 10, int4 is 2.0 to 2.2 times as fast, where 8.1, all are a fifth less. The last step by itself, one
 thread, ns a key and key head:

@@ -146,7 +146,7 @@ def ids_of(cache: PagedCache) -> list[int]:
 def check_contents(cache: PagedCache, row: int, text: list[int]) -> None:
     """What is held of a text, as far as its steps have come to an end, is its keys and values."""
     one, element = cache.sequences[row], ELEMENTS[cache.policy.element]
-    if one.unfinished:
+    if one.is_unfinished():
         return
     for layer in range(L):
         k, v = decoded_rows(one, layer)

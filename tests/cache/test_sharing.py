@@ -269,6 +269,10 @@ def test_full_pages_are_remembered_and_known_ones_stay(model):
         model.logits(DONOR[cache.length : end], cache)
         known.append(cache.remember_prefix(index, DONOR))
     assert known == [0, 4, 8, 12, 24]
+    # Of what an empty cache would begin with: the last token is left to compute, and pages are whole.
+    empty = cache.beside()
+    assert [empty.known_prefix(index, DONOR[:end]) for end in (1, 5, 8, 9, 25)] == [0, 4, 4, 8, 24]
+    assert empty.known_prefix(index, DONOR, salt="another") == 0 and not empty.length
     again = remembered(model, index, DONOR[:20], "page=4")
     assert again.remember_prefix(index, DONOR[:20]) == 24 - 4
     assert index.num_cached_tokens == 24

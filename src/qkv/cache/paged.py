@@ -204,9 +204,10 @@ class PagedCache:
         sight = self.keeping.sight(self.sequences, layer, new, window)
         output, lse = attend_tables(self.sequences, layer, q, sight, weighing)
         for row, one in enumerate(self.sequences):
-            if self.policy.eviction is not None:
-                dropped = self.keeping.evict(one, layer, q[row], lse[row], sight.of_row(row), weighing)
-                self.drops[row] += [] if dropped is None else [dropped]
+            if self.policy.eviction is not None and (
+                dropped := self.keeping.evict(one, layer, q[row], lse[row], sight.of_row(row), weighing)
+            ):
+                self.drops[row].append(dropped)
             if one.closes_pages:
                 drop_filled(one, layer)
         if layer == self.shape.num_layers - 1:
@@ -331,6 +332,21 @@ class PagedCache:
         num_tokens = adopt(one, index, tokens, namespace(self._identity, salt), adapter)
         self.keeping.drop_behind(one)
         return num_tokens
+
+    def known_prefix(
+        self, index: PrefixIndex, tokens: ArrayLike, *, salt: str = "", adapter: str = ""
+    ) -> int:
+        """Return with how many tokens in full pages `adopt_prefix` would begin a text; takes none of them.
+
+        Parameters
+        ----------
+        index, tokens, salt, adapter
+            As of `adopt_prefix`.
+        """
+        last = index.last_known(
+            np.asarray(tokens)[:-1], salt=namespace(self._identity, salt), adapter=adapter
+        )
+        return last.depth * index.page_size
 
     def remember_prefix(
         self, index: PrefixIndex, tokens: ArrayLike, row: int = 0, *, salt: str = "", adapter: str = ""
@@ -515,7 +531,7 @@ class PagedCache:
         layers = slice(None) if layer == 0 else slice(layer, layer + 1)
         for one in self.sequences:
             check_unfinished(one, layers, self.policy)
-        is_broken_off = layer == 0 and any(one.unfinished for one in self.sequences)
+        is_broken_off = layer == 0 and any(one.is_unfinished() for one in self.sequences)
         for one in self.sequences:
             forget_unfinished(one, layers)
         if is_broken_off:

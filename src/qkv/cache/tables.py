@@ -255,10 +255,9 @@ class SequenceTables:
         """Whether pages are encoded when full."""
         return self.filling is not self.pages
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether a step has not come to its end: it is under way, or was interrupted."""
-        return set(self.tokens.tolist()) != {self.length}
+    def is_unfinished(self, layers: slice = slice(None)) -> bool:
+        """Whether some layers hold of a step that has not come to its end: under way, or interrupted."""
+        return set(self.tokens[layers].tolist()) != {self.length}
 
     @property
     def finished(self) -> Counts:
@@ -333,7 +332,7 @@ class SequenceTables:
             under_way = self.held // self.layout.P, -(-self.held // self.layout.P)
             assert not self.filling.count_shared(slice(None), *under_way), "others hold a page under way"
         self._check_last_pages()
-        if not self.unfinished:
+        if not self.is_unfinished():
             self._check_no_pages_behind()
 
     def _check_last_pages(self) -> None:

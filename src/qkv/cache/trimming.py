@@ -40,22 +40,18 @@ def trim_sequence(one: SequenceTables, length: int) -> None:
 
 def check_unfinished(one: SequenceTables, layers: slice, policy: Policy) -> None:
     """Raise `TrimError` if a step that did not come to its end has changed more than it has stored."""
-    if one.length and _stores_more(one, layers):
+    if one.length and one.is_unfinished(layers):
         _check_evicted(one, one.length, policy)
 
 
 def forget_unfinished(one: SequenceTables, layers: slice) -> None:
     """Take back what such a step has left in some layers, which `check_unfinished` has allowed."""
-    if not _stores_more(one, layers):
+    if not one.is_unfinished(layers):
         return
     one.cut(layers, one.finished[layers])
     one.tokens[layers] = one.length
     if layers == slice(None):  # or other layers may be as they were changed
         _forget_changes(one)
-
-
-def _stores_more(one: SequenceTables, layers: slice) -> bool:
-    return set(one.tokens[layers].tolist()) != {one.length}
 
 
 def _forget_changes(one: SequenceTables) -> None:

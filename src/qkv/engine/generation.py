@@ -137,6 +137,11 @@ class Generation:
         return self._stops.push(decoder.finish()) + self._stops.finish()
 
     @property
+    def context_length(self) -> int:
+        """How many tokens the model was made for, prompt and new ones together."""
+        return self._model.context_length
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether ``sampling.logprobs`` asks for them."""
         return self._sampling.logprobs is not None

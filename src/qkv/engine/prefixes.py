@@ -1,8 +1,7 @@
 """Beginnings that requests share: one index for each size of pages."""
 
 from qkv.cache import PagedCache, PagePool, PrefixIndex
-from qkv.cache.identity import Identity
-from qkv.cache.sharing import is_shareable, namespace
+from qkv.cache.sharing import is_shareable
 from qkv.engine.requests import Choice
 
 
@@ -43,9 +42,7 @@ class SharedPrefixes:
         index = self._indexes.get(cache.policy.page_size)
         if index is None or choice.wants_prompt_logprobs or not is_shareable(cache.policy):
             return 0
-        identity = Identity.of(cache.fingerprint, cache.policy, cache.shape)
-        last = index.last_known(choice.ids[:-1], salt=namespace(identity, choice.request.salt))
-        return last.depth * index.page_size
+        return cache.known_prefix(index, choice.ids, salt=choice.request.salt)
 
     def remember(self, choice: Choice) -> None:
         """Keep the full pages of a choice's cache."""

@@ -42,6 +42,8 @@ class HeldUp:
     Attributes
     ----------
     choice : Choice
+    cache : PagedCache
+        An empty one of its policy.
     nbytes : int
         What must be to be had for it.
     known_tokens : int
@@ -49,6 +51,7 @@ class HeldUp:
     """
 
     choice: Choice
+    cache: PagedCache
     nbytes: int
     known_tokens: int
 
@@ -319,7 +322,7 @@ class Scheduler:
         assert cache is not None
         self._free(choice)
         known = 0 if self._prefixes is None else self._prefixes.known_tokens(choice, cache)
-        self._held_up = HeldUp(choice, needed + taken - self._taken_nbytes, known)
+        self._held_up = HeldUp(choice, cache, needed + taken - self._taken_nbytes, known)
 
     def _is_held_up(self, choice: Choice, plan: Plan) -> bool:
         """Whether it is known that a text has no room: it lacked some, and nothing has become better since.
@@ -333,8 +336,7 @@ class Scheduler:
             return False
         if self._prefixes is None:
             return True
-        cache = self._new_cache(choice.request.policy)
-        return self._prefixes.known_tokens(choice, cache) <= past.known_tokens
+        return self._prefixes.known_tokens(choice, past.cache) <= past.known_tokens
 
     @property
     def _taken_nbytes(self) -> int:

@@ -122,7 +122,7 @@ class Defaults:
         return hashlib.sha256(said.encode()).hexdigest()[:8]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchReport:
     """What a batch made and took; the fields are those of ``--json``.
 
@@ -133,12 +133,12 @@ class BatchReport:
     """
 
     lines: int
-    done_before: int
-    failed_before: int
-    others_before: int
+    done_before: int = 0
+    failed_before: int = 0
+    others_before: int = 0
     done: int
     failed: int
-    interrupted: bool
+    interrupted: bool = False
     prompt_tokens: int
     prefix_hit_tokens: int
     new_tokens: int
@@ -351,12 +351,8 @@ class _Batch:
         figures, pool = self.engine.statistics, self.engine.pool
         return BatchReport(
             lines=lines,
-            done_before=0,
-            failed_before=0,
-            others_before=0,
             done=self.done,
             failed=self.failed,
-            interrupted=False,
             prompt_tokens=self.prompt_tokens,
             prefix_hit_tokens=figures.cached_tokens,
             new_tokens=figures.new_tokens,

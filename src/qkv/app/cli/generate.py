@@ -218,9 +218,9 @@ def generate(
 
     if compare:
         warm_up(loaded, None)
-        _compare(begin, prompt, loaded.context_length, as_json)
+        _compare(begin, prompt, as_json)
         return
-    report = _run(*begin(not no_cache), prompt, loaded.context_length, stream=not as_json)
+    report = _run(*begin(not no_cache), prompt, stream=not as_json)
     _print_json({"prompt": prompt} | report.record()) if as_json else note(report.line())
     if report.error is not None:
         raise OptionError(report.error)
@@ -271,9 +271,7 @@ def _require_room(cache: PagedCache, prompt_tokens: int, new_tokens: int) -> Non
     )
 
 
-def _run(
-    generation: Generation, cache: PagedCache | None, prompt: str, context_length: int, *, stream: bool
-) -> RunReport:
+def _run(generation: Generation, cache: PagedCache | None, prompt: str, *, stream: bool) -> RunReport:
     """Generate to the end, to Ctrl-C or until the cache is full; what was made until then counts."""
     pieces: list[str] = []
     reason, error = "", None
@@ -294,7 +292,7 @@ def _run(
         if stream:
             _show("\n")
     reason = reason or str(generation.finish_reason)
-    return _report(generation, cache, "".join(pieces), reason, error, context_length)
+    return _report(generation, cache, "".join(pieces), reason, error)
 
 
 def _explain(full: CacheFull, generation: Generation) -> str:
@@ -309,12 +307,7 @@ def _explain(full: CacheFull, generation: Generation) -> str:
 
 
 def _report(
-    generation: Generation,
-    cache: PagedCache | None,
-    text: str,
-    reason: str,
-    error: str | None,
-    context_length: int,
+    generation: Generation, cache: PagedCache | None, text: str, reason: str, error: str | None
 ) -> RunReport:
     prompt_tokens = len(generation.prompt_ids)
     cached_tokens = 0 if cache is None else cache.length
@@ -334,7 +327,7 @@ def _report(
         kv_bytes_predicted=predicted,
         kv_bytes_allocated=0 if cache is None else cache.nbytes,
         kv_bytes_peak=0 if cache is None else cache.pool.peak_nbytes,
-        context_length=context_length,
+        context_length=generation.context_length,
         error=error,
         logprobs=logprobs_record(generation.logprobs, generation.tokenizer)
         if generation.wants_logprobs
@@ -345,15 +338,14 @@ def _report(
 def _compare(
     begin: Callable[[bool], tuple[Generation, PagedCache | None]],
     prompt: str,
-    context_length: int,
     as_json: bool,
 ) -> None:
     """Run with the cache, then without, and say how much faster the cache made it at this length."""
-    cached = _run(*begin(True), prompt, context_length, stream=not as_json)
+    cached = _run(*begin(True), prompt, stream=not as_json)
     if cached.error is not None:
         _print_json({"prompt": prompt, "cached": cached.record()}) if as_json else note(cached.line())
         raise OptionError(cached.error)
-    uncached = _run(*begin(False), prompt, context_length, stream=False)
+    uncached = _run(*begin(False), prompt, stream=False)
     speed_up = uncached.seconds / cached.seconds if cached.seconds else 0.0
     if as_json:
         runs = {"cached": cached.record(), "uncached": uncached.record()}

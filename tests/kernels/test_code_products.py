@@ -143,6 +143,7 @@ def mix_by(queries: int, vectors: int, width: int, codes: Codes) -> Any:
     ("kind", "queries", "vectors", "width"),
     [
         *((kind, 4, 4, HOST_TILE.width) for kind in VALUES),
+        *(("fp8-e4m3", *sizes) for sizes in ((4, 2, 4), (4, 2, 8), (4, 3, 8), (8, 1, 8), (4, 4, 16))),
         *(("values of int4", *sizes) for sizes in ((1, 8, 4), (2, 3, 8), (8, 1, 8), (8, 2, HOST_TILE.width))),
     ],
 )
@@ -162,6 +163,35 @@ def test_mixed_values_are_one_chain_over_what_the_codes_stand_for(kind, queries,
                 for key in range(num_keys):
                     expected[query, d] = fma(weights[key, query], v[key, d], expected[query, d])
             assert same(output, expected)
+
+
+@pytest.mark.parametrize("kind", ["fp8-e4m3", "fp8-e5m2"])
+def test_every_code_of_8_bits_is_its_number_in_both_products(kind):
+    """Keys of one code and zeros, whose score is its number; a value of all codes, which is its own mix."""
+    codes, dtype = KINDS[kind]
+    every = np.arange(256, dtype=np.uint8)
+    numbers = every.view(dtype).astype(np.float32)
+    for depth in (16, 24):  # an even number of vectors, and an odd one
+        stored, scores = np.zeros((256, depth), np.uint8), np.zeros((256 + MOST_KEYS, LANES), np.float32)
+        stored[every, every % depth] = every
+        q, table, run = np.ones((LANES, depth), np.float32), table_of(stored), scores_by(4, 8, 1, codes)
+        run(address(table), np.zeros(1, np.float32), told(q, 1), scores.ravel(), 256, depth)
+        assert same(scores[:256, :4].T, np.where(numbers == 0, np.float32(0), numbers)[None].repeat(4, 0))
+    for width in {4, 8, HOST_TILE.width}:
+        output, weights = np.full((4, 256), -0.0, np.float32), np.ones((1, LANES), np.float32)
+        table, run = table_of(every[None]), mix_by(4, 2, width, codes)
+        run(address(table), np.zeros(1, np.float32), weights.ravel(), output.ravel(), 256, 1, 256)
+        assert same(output, numbers[None].repeat(4, 0))  # with the signs of its zeros
+
+
+def test_queries_of_any_size_meet_codes_as_numbers():
+    """2^127 times an e4m3 code of 2^-9 is 2^118, and times one of 0 is 0: neither is ever infinite."""
+    codes, _ = KINDS["fp8-e4m3"]
+    stored, q = np.zeros((2, 16), np.uint8), np.full((LANES, 16), 2.0**127, np.float32)
+    stored[0, 0] = 1
+    scores, table = np.zeros((2 + MOST_KEYS, LANES), np.float32), table_of(stored)
+    scores_by(4, 8, 1, codes)(address(table), np.zeros(1, np.float32), told(q, 1), scores.ravel(), 2, 16)
+    assert scores[:2, :4].tolist() == [[2.0**118] * 4, [0.0] * 4]
 
 
 def test_a_score_of_half_bytes_worked_by_hand():

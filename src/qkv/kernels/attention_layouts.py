@@ -184,6 +184,12 @@ def _vectors_of(tile: Tile, queries: int) -> int:
     return min(8, max(1, tile.rows * tile.vectors // queries))
 
 
+def _code_vectors_of(tile: Tile, queries: int, codes: Codes) -> int:
+    """Return the same for rows of codes, in pairs where these are read so."""
+    vectors = _vectors_of(tile, queries)
+    return max(1, vectors // 2 * 2) if codes.in_pairs else vectors
+
+
 def _products_of_rows(tile: Tile) -> tuple[Any, Any]:
     """Make scores and mix of a layout for rows of float32."""
     score_1, score_2, score_4, score_8 = (row_scores(count, ROW_LANES) for count in COUNTS)
@@ -223,7 +229,8 @@ def _products_of_codes(tile: Tile, keys: Codes, values: Codes) -> tuple[Any, Any
         code_scores(count, sums, beside, ROW_LANES, keys) for count in COUNTS
     )
     mix_1, mix_2, mix_4, mix_8 = (
-        code_mix(count, _vectors_of(tile, count), tile.width, ROW_LANES, values) for count in COUNTS
+        code_mix(count, _code_vectors_of(tile, count, values), tile.width, ROW_LANES, values)
+        for count in COUNTS
     )
 
     @compiled()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from qkv.kernels.widening import (
+    E4M3_UNIT,
     Load,
     bfloat16_numbers,
     e4m3_numbers,
@@ -33,14 +34,19 @@ class Codes(NamedTuple):
         What belongs to row r and channel d beside the code, in float32. `EXACT`: nothing. `PER_ROW`: a factor
         ``steps[r]``. `PER_CHANNEL`: a factor ``steps[d]`` and what is added, ``steps[D + d]``. `PER_GROUP`:
         a factor ``steps[r, d // GROUP, 0]`` of a block of rows, and what is added beside it.
-    units : tuple of int
-        How many times a code what is read of it is, for each half. Factors are told in so many parts.
+    units : tuple of float
+        How many times a code what is read of it is, for each half. Factors are told in so many parts; where
+        there are none, it is a power of two that products make up for.
+    in_pairs : bool
+        Whether two neighbouring vectors are less work at once, where a register holds their codes as
+        integers of 16 bits.
     """
 
     loads: tuple[Load, ...]
     code_bytes: int = 1
     steps: str = EXACT
-    units: tuple[int, ...] = (1, 1)
+    units: tuple[float, ...] = (1, 1)
+    in_pairs: bool = False
 
     @property
     def halves(self) -> int:
@@ -55,8 +61,8 @@ def _both(codes: Codes) -> tuple[Codes, Codes]:
 CODES: Mapping[str, tuple[Codes, Codes]] = {
     "fp16": _both(Codes((half_numbers,), 2)),
     "bf16": _both(Codes((bfloat16_numbers,), 2)),
-    "fp8-e4m3": _both(Codes((e4m3_numbers,))),
-    "fp8-e5m2": _both(Codes((e5m2_numbers,))),
+    "fp8-e4m3": _both(Codes((e4m3_numbers,), units=(E4M3_UNIT, E4M3_UNIT), in_pairs=True)),
+    "fp8-e5m2": _both(Codes((e5m2_numbers,), in_pairs=True)),
     "int8": _both(Codes((int8_numbers,), steps=PER_ROW)),
     "int8-kivi": (Codes((uint8_numbers,), steps=PER_CHANNEL), Codes((int8_numbers,), steps=PER_ROW)),
     "int4": (

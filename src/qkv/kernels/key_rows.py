@@ -58,6 +58,7 @@ from qkv.kernels.memory import (
     short_at,
 )
 from qkv.kernels.widening import (
+    E4M3_UNIT,
     bfloat16_numbers,
     e4m3_numbers,
     e5m2_numbers,
@@ -259,7 +260,7 @@ def widen_floats(element: Any, codes: Any, count: Any, numbers: Any) -> Any:
         for place in range(widen_bfloat16s(codes, one, numbers, count), count):
             put_number(numbers, place, number_of_bits(np.int32(short_at(codes + 2 * place)) << np.int32(16)))
     elif element == FP8_E4M3:
-        for place in range(widen_e4m3s(codes, one, numbers, count), count):
+        for place in range(widen_e4m3s(codes, np.float32(1 / E4M3_UNIT), numbers, count), count):
             put_number(numbers, place, _number_of_e4m3(byte_at(codes + place)))
     else:
         for place in range(widen_e5m2s(codes, one, numbers, count), count):

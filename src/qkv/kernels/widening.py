@@ -20,6 +20,9 @@ from qkv.kernels.vectors import F32, I8, I16, I32, VectorWriter, index, repeat
 
 HALF = ir.HalfType()
 
+E4M3_UNIT = 2.0**-8
+"""How many times the number of an e4m3 code what is read of it is."""
+
 Load = Callable[..., Any]
 """Write what reads a vector of codes with a `VectorWriter` and returns it as float32.
 
@@ -44,9 +47,9 @@ def bfloat16_numbers(writer: VectorWriter, *addresses: Any) -> Any:
 
 
 def e4m3_numbers(writer: VectorWriter, *addresses: Any) -> Any:
-    """Read 8-bit floats of 4 exponent bits.
+    """Read 8-bit floats of 4 exponent bits, as `E4M3_UNIT` times what they stand for.
 
-    Moved up by 7 places they are float16 numbers too small by 2^8, but for a copy of the sign where those
+    Moved up by 7 places they are float16 numbers too small by that, but for a copy of the sign where those
     have the exponent's uppermost bit. Adding 1 to the last place carries into that bit for the code of NaN
     alone, so that it differs from the sum's only then: what remains completes the exponent of NaN.
     """
@@ -58,15 +61,21 @@ def e4m3_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     moved = builder.shl(builder.sext(_codes(writer, addresses, I8, 1), shorts), constant(7))
     carried = builder.and_(builder.add(moved, constant(0x80)), constant(0x4000))
     half = builder.bitcast(builder.xor(moved, carried), ir.VectorType(HALF, writer.width))
-    return builder.fmul(builder.fpext(half, writer.type), writer.constant(2.0**8))
+    return builder.fpext(half, writer.type)
 
 
 def e5m2_numbers(writer: VectorWriter, *addresses: Any) -> Any:
     """Read 8-bit floats of 5 exponent bits: float16 numbers without their last byte."""
-    builder, shorts = writer.builder, ir.VectorType(I16, writer.width)
-    code = builder.zext(_codes(writer, addresses, I8, 1), shorts)
-    half = builder.shl(code, ir.Constant(shorts, [8] * writer.width))
-    return builder.fpext(builder.bitcast(half, ir.VectorType(HALF, writer.width)), writer.type)
+    builder, codes = writer.builder, _codes(writer, addresses, I8, 1)
+    if VECTOR_WIDTH > CHAINS:
+        shorts = ir.VectorType(I16, writer.width)
+        halves = builder.shl(builder.zext(codes, shorts), ir.Constant(shorts, [8] * writer.width))
+    else:  # one instruction for both, which AVX-512 has for short vectors only
+        zeros = ir.Constant(codes.type, [0] * writer.width)
+        lanes = [lane + which for lane in range(writer.width) for which in (0, writer.width)]
+        in_turn = ir.Constant(ir.VectorType(I32, 2 * writer.width), lanes)
+        halves = builder.shuffle_vector(zeros, codes, in_turn)
+    return builder.fpext(builder.bitcast(halves, ir.VectorType(HALF, writer.width)), writer.type)
 
 
 def int8_numbers(writer: VectorWriter, *addresses: Any) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from qkv.cache.layout import PageLayout
-from qkv.kernels.paged_attention import Pages
+from qkv.kernels.attention_words import EARLIER_PAGES, OWN_PAGE_ONLY
+from qkv.kernels.paged_attention import Pages, Reach
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,25 @@ def pages_of(layout: PageLayout, memory: np.ndarray) -> Pages:
         at["k"], at.get("v", 0), at.get("k_scale", at.get("k_step", 0)),
         at.get("v_scale", at.get("v_step", 0)), at.get("k_low", 0), at.get("v_low", 0),
     )  # fmt: skip
+
+
+def visible(reach: Reach, T: int, S: int, P: int) -> np.ndarray:
+    """Which keys each query sees, from the sentences that say it: (B, G, T, S)."""
+    B, G = reach.offsets.shape
+    seen = np.zeros((B, G, T, S), bool)
+    first_keys = np.broadcast_to(reach.first_keys, (B, G))
+    for b, g, t, s in np.ndindex(B, G, T, S):
+        own = int(reach.offsets[b, g]) + t
+        if reach.q_lengths is not None and t >= reach.q_lengths[b]:
+            continue
+        if s > own or s >= reach.kv_lengths[b, g]:
+            continue
+        places = np.arange(S) if reach.positions is None else reach.positions[b, g]
+        near = reach.left is None or places[own] - places[s] <= reach.left[b, g]
+        same_page = s // P == own // P
+        by_page = {EARLIER_PAGES: not same_page, OWN_PAGE_ONLY: same_page}.get(reach.sees, True)
+        seen[b, g, t, s] = by_page and (near or s < first_keys[b, g])
+    return seen
 
 
 def same(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import reference
 from attention_paths import normal
-from paged_arrays import Stored, same, store
+from paged_arrays import Stored, same, store, visible
 from qkv.cache.layout import PageLayout
 from qkv.kernels.attention import ROWS, attend
 from qkv.kernels.attention_words import EARLIER_PAGES, OWN_PAGE_ONLY, STRETCH_KEYS
@@ -89,25 +89,6 @@ def test_a_window_over_pages_has_the_bits_of_one_over_arrays(P: int, window: int
 
 
 # What a query sees, by plain loops
-
-
-def visible(reach: Reach, T: int, S: int, P: int) -> np.ndarray:
-    """Which keys each query sees, from the sentences that say it: (B, G, T, S)."""
-    B, G = reach.offsets.shape
-    seen = np.zeros((B, G, T, S), bool)
-    first_keys = np.broadcast_to(reach.first_keys, (B, G))
-    for b, g, t, s in np.ndindex(B, G, T, S):
-        own = int(reach.offsets[b, g]) + t
-        if reach.q_lengths is not None and t >= reach.q_lengths[b]:
-            continue
-        if s > own or s >= reach.kv_lengths[b, g]:
-            continue
-        places = np.arange(S) if reach.positions is None else reach.positions[b, g]
-        near = reach.left is None or places[own] - places[s] <= reach.left[b, g]
-        same_page = s // P == own // P
-        by_page = {EARLIER_PAGES: not same_page, OWN_PAGE_ONLY: same_page}.get(reach.sees, True)
-        seen[b, g, t, s] = by_page and (near or s < first_keys[b, g])
-    return seen
 
 
 def check(q: np.ndarray, stored: Stored, reach: Reach, P: int) -> None:

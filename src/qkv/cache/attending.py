@@ -96,37 +96,10 @@ def attend_tables(
     OptionError
         If the pages of the queries have been encoded since they came.
     """
-    attend_one = _attend_compiled if is_compiled() and q.dtype == np.float32 else _attend_decoded
-    if not sequences[0].closes_pages:
-        return attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "all")
-    _check_still_there(sequences, layer, sight.new)
-    beside = Rules(rules.scale, rules.softcap)
-    # The shorter part first: the longer one pushes all that both use out of the processor's caches.
-    own = attend_one([one.filling for one in sequences], sequences, layer, q, sight, beside, "own")
-    earlier = attend_one([one.pages for one in sequences], sequences, layer, q, sight, rules, "earlier")
-    return merge_parts(*earlier, *own)
-
-
-def merge_parts(output: Array, lse: LogSumExp, other: Array, other_lse: LogSumExp) -> tuple[Array, LogSumExp]:
-    """Do what `merge_attended` does, with its bits, and without its cases where every query saw both parts.
-
-    For one token the cases take more time than its numbers.
-
-    Examples
-    --------
-    >>> output, lse = np.array([[1.0, 3.0], [5.0, 7.0]]), np.zeros(2)
-    >>> merge_parts(output, lse, output + 2, lse)[0].tolist()
-    [[2.0, 4.0], [6.0, 8.0]]
-    """
-    saw_both = lse.min(initial=0) > -np.inf and other_lse.min(initial=0) > -np.inf
-    if not saw_both:
-        return merge_attended(output, lse, other, other_lse)
-    highest = np.maximum(lse, other_lse)
-    share, other_share = np.exp(lse - highest), np.exp(other_lse - highest)
-    total = share + other_share
-    mixed = share[..., None] * output + other_share[..., None] * other
-    mixed = (mixed / total[..., None]).astype(output.dtype, copy=False)
-    return mixed, highest + np.log(total)
+    if sequences[0].closes_pages:
+        _check_still_there(sequences, layer, sight.new)
+    attend_all = _attend_compiled if is_compiled() and q.dtype == np.float32 else _attend_decoded
+    return attend_all(sequences, layer, q, sight, rules)
 
 
 def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Counts) -> None:
@@ -215,20 +188,17 @@ def held_keys(
 
 
 def _attend_compiled(
-    tables: Sequence[PageTable],
-    sequences: Sequence[SequenceTables],
-    layer: int,
-    q: Queries,
-    sight: Sight,
-    rules: Rules,
-    sees: str,
+    sequences: Sequence[SequenceTables], layer: int, q: Queries, sight: Sight, rules: Rules
 ) -> tuple[Array, LogSumExp]:
     from qkv.kernels.paged_attention import attend_pages
 
-    sinks = None if rules.sinks is None else np.asarray(rules.sinks, np.float32)
+    pages, own_pages, sees = _pages([one.pages for one in sequences], layer), None, "all"
+    if sequences[0].closes_pages:
+        own_pages, sees = _pages([one.filling for one in sequences], layer), "earlier"
     reach = _reach(sequences, layer, sight, sees)
+    sinks = None if rules.sinks is None else np.asarray(rules.sinks, np.float32)
     softcap, scale = rules.softcap, rules.scale
-    return attend_pages(q, _pages(tables, layer), reach, scale=scale, softcap=softcap, sinks=sinks)
+    return attend_pages(q, pages, reach, own_pages, scale=scale, softcap=softcap, sinks=sinks)
 
 
 def _pages(tables: Sequence[PageTable], layer: int) -> Any:
@@ -302,6 +272,17 @@ def positions_of(sequence: SequenceTables, layer: int) -> NDArray[np.int32]:
 
 
 def _attend_decoded(
+    sequences: Sequence[SequenceTables], layer: int, q: Queries, sight: Sight, rules: Rules
+) -> tuple[Array, LogSumExp]:
+    pages = [one.pages for one in sequences]
+    if not sequences[0].closes_pages:
+        return _attend_part(pages, sequences, layer, q, sight, rules, "all")
+    earlier = _attend_part(pages, sequences, layer, q, sight, rules, "earlier")
+    beside, filling = Rules(rules.scale, rules.softcap), [one.filling for one in sequences]
+    return merge_attended(*earlier, *_attend_part(filling, sequences, layer, q, sight, beside, "own"))
+
+
+def _attend_part(
     tables: Sequence[PageTable],
     sequences: Sequence[SequenceTables],
     layer: int,

@@ -41,6 +41,8 @@ class Rules(TypedDict, total=False):
         Share out stretches of keys rather than panels of queries; chosen when left out.
     num_workers : int
         The number of threads when left out.
+    own_pages : bool
+        Queries see the pages they stand in elsewhere: by a call whose words follow those of the first.
     """
 
     scale: Required[float]
@@ -51,6 +53,7 @@ class Rules(TypedDict, total=False):
     tile: Tile | str | None
     splits_keys: bool | None
     num_workers: int | None
+    own_pages: bool
 
 
 def attend(
@@ -144,7 +147,8 @@ class Prepared(NamedTuple):
     ----------
     sizes : Sizes
     call : (NUM_WORDS,) int64
-        With the addresses of the arrays below, and without those of the call's own.
+        With the addresses of the arrays below, and without those of the call's own. Twice as many words
+        with a second call for own pages.
     kept : tuple of arrays
         What the words point to.
     workers : compiled functions
@@ -173,6 +177,7 @@ def prepare(
     tile: Tile | str | None = None,
     splits_keys: bool | None = None,
     num_workers: int | None = None,
+    own_pages: bool = False,
 ) -> Prepared:
     """Choose how a call is cut, and write down what is known of it without its arrays.
 
@@ -181,18 +186,21 @@ def prepare(
     sizes : Sizes
     rows : (B, G, ROW_WORDS) int64
         From `rows_of`.
-    scale, softcap, right, slopes, sinks, tile, splits_keys, num_workers
+    scale, softcap, right, slopes, sinks, tile, splits_keys, num_workers, own_pages
         See `Rules`.
     """
     B, H, G, T, S, D, value_size = sizes
     num_workers = num_workers or workers_for(count_products(sizes))
-    layout, (attend_stretch, attend_units, join_stretches) = workers_of(tile or tile_for(H // G * T))
+    tile = tile or tile_for(H // G * T)
+    layout, (attend_stretch, attend_units, join_stretches) = workers_of(tile)
     num_stretches, num_panels = max(1, -(-S // STRETCH_KEYS)), -(-(H // G * T) // layout.lanes)
     if splits_keys is None:
         splits_keys = num_stretches > 1 and B * G * num_panels < 4 * num_workers
     numbers = np.array([scale, softcap or 0.0], np.float32)
     head_numbers = _head_numbers(H, slopes, sinks)
-    per_worker = workspace_numbers(layout, D, value_size)
+    # Own pages hold float32, in the layout of as many lanes that reads these.
+    own_layout, (attend_own, *_) = workers_of(tile if isinstance(tile, Tile) else ROWS)
+    per_worker = max(workspace_numbers(one, D, value_size) for one in (layout, own_layout))
     num_parts = B * G * num_panels * num_stretches if splits_keys else 0
     spans_numbers, parts_numbers = (
         2 * words.SPAN_WORDS * layout.lanes * num_workers,
@@ -214,6 +222,9 @@ def prepare(
     # In bytes behind the beginning of the scratch memory, which `run` adds.
     call[words.WORKSPACE] = 4 * spans_numbers
     call[words.PARTS] = 4 * (spans_numbers + per_worker * num_workers)
+    if own_pages:
+        call = np.concatenate([call, call])
+        call[words.NUM_WORDS + words.STRETCH] = code_address(attend_own)
     workers = (attend_units, join_stretches) if splits_keys else (attend_units,)
     scratch_numbers = spans_numbers + per_worker * num_workers + parts_numbers
     return Prepared(sizes, call, (numbers, head_numbers, rows), workers, num_workers, scratch_numbers)
@@ -257,7 +268,7 @@ def prepare_again(sizes: Sizes, rows: Words, **rules: Unpack[Rules]) -> Prepared
     find: Any = _prepare_kind
     kind: Prepared = find(sizes, **_with_workers(sizes, rules))
     call = kind.call.copy()
-    call[words.ROWS] = address(rows)
+    call[words.ROWS :: words.NUM_WORDS] = address(rows)
     return kind._replace(call=call, kept=(*kind.kept, rows))
 
 

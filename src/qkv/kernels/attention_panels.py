@@ -60,7 +60,8 @@ from qkv.kernels.memory import (
 class PanelSteps(NamedTuple):
     """The compiled steps that know what a panel sees."""
 
-    fill: Any
+    put_queries: Any
+    put_spans: Any
     reach: Any
     begin_of: Any
     is_between: Any
@@ -102,15 +103,26 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
         return low
 
     @compiled()
-    def fill(call, pair, panel, queries, spans):
-        """Put a panel's queries into lanes; ``spans`` gets what each one sees."""
+    def put_queries(call, pair, panel, queries):
+        """Put a panel's queries into lanes."""
         num_queries, size = integer_at(call, T), integer_at(call, D)
-        offset, left = row_word(call, pair, OFFSET), row_word(call, pair, LEFT)
-        q_length, kv_length = row_word(call, pair, Q_LENGTH), row_word(call, pair, KV_LENGTH)
         b = pair // integer_at(call, G)
         start = moved(pointer(integer_at(call, Q)), b * integer_at(call, Q + BATCH))
         for lane in range(lanes):
             h, t = query_of(call, pair, panel, lane)
+            source = moved(start, h * integer_at(call, Q + HEAD) + t * integer_at(call, Q + QUERY))
+            for d in range(size):
+                value = number_at(source, d) if t < num_queries else np.float32(0)
+                put_number(queries, place(lane, d, size), value)
+
+    @compiled()
+    def put_spans(call, pair, panel, spans):
+        """Write down what each query of a panel sees."""
+        num_queries = integer_at(call, T)
+        offset, left = row_word(call, pair, OFFSET), row_word(call, pair, LEFT)
+        q_length, kv_length = row_word(call, pair, Q_LENGTH), row_word(call, pair, KV_LENGTH)
+        for lane in range(lanes):
+            _, t = query_of(call, pair, panel, lane)
             first, lowest = 0, 0
             end = 0 if t < num_queries else NO_LIMIT  # an unused lane needs no masking
             if t < q_length:
@@ -126,10 +138,6 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
             put_integer(spans, SPAN_WORDS * lane + SPAN_FIRST, first)
             put_integer(spans, SPAN_WORDS * lane + SPAN_END, end)
             put_integer(spans, SPAN_WORDS * lane + SPAN_LOWEST, lowest)
-            source = moved(start, h * integer_at(call, Q + HEAD) + t * integer_at(call, Q + QUERY))
-            for d in range(size):
-                value = number_at(source, d) if t < num_queries else np.float32(0)
-                put_number(queries, place(lane, d, size), value)
 
     @compiled()
     def reach(call, spans):
@@ -180,9 +188,15 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
         return row_word(call, pair, FIRST_KEYS) <= block and block + num_keys <= first
 
     @compiled()
-    def begin_of(call, pair, first):
-        """Return the first key to look at: those that no window hides, or the first in a window."""
-        return 0 if row_word(call, pair, FIRST_KEYS) > 0 else first // BLOCK_KEYS * BLOCK_KEYS
+    def begin_of(call, pair, spans, first):
+        """Return where to begin: at the first keys if some that no window hides are seen, or in a window."""
+        lowest = first
+        for lane in range(lanes):
+            own = integer_at(spans, SPAN_WORDS * lane + SPAN_LOWEST)
+            if own < integer_at(spans, SPAN_WORDS * lane + SPAN_END) < NO_LIMIT:
+                lowest = min(lowest, own)
+        begin = lowest if lowest < row_word(call, pair, FIRST_KEYS) else first
+        return begin // BLOCK_KEYS * BLOCK_KEYS
 
     @compiled()
     def hide_out_of_reach(call, pair, spans, scores, block, num_keys):
@@ -199,4 +213,4 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
                         put_number(scores, key * lanes + lane, np.float32(-np.inf))
         return hides
 
-    return PanelSteps(fill, reach, begin_of, is_between, adjust_scores, hide_out_of_reach)
+    return PanelSteps(put_queries, put_spans, reach, begin_of, is_between, adjust_scores, hide_out_of_reach)

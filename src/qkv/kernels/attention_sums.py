@@ -49,7 +49,10 @@ def sums_workspace_numbers(layout: Layout, size: int) -> int:
 def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
     """Make the worker that adds weights up, each taking its share of stretches of keys."""
     lanes, score, chain_numbers = layout.lanes, layout.score, layout.chain_numbers
-    fill, reach, _, is_between, _, hide_out_of_reach = make_panel_steps(lanes, layout.place)
+    steps = make_panel_steps(lanes, layout.place)
+    put_queries, put_spans, reach, is_between, hide_out_of_reach = (
+        steps.put_queries, steps.put_spans, steps.reach, steps.is_between, steps.hide_out_of_reach,
+    )  # fmt: skip
     add_weights = weight_sums(vectors, width)
 
     @compiled()
@@ -89,7 +92,8 @@ def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
             pair, stretch = unit // num_stretches, unit % num_stretches * STRETCH_KEYS
             columns = moved(pointer(integer_at(call, COLUMNS)), unit * STRETCH_KEYS)
             for panel in range(num_panels):
-                fill(call, pair, panel, queries, spans)
+                put_queries(call, pair, panel, queries)
+                put_spans(call, pair, panel, spans)
                 fill_lane_numbers(call, pair, panel, shifts, factors)
                 used = min(lanes, group * integer_at(call, T) - panel * lanes)
                 first, stop = reach(call, spans)

@@ -60,8 +60,9 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     POSITIONS_STEP,
     FACTORS,  # (B, T) float32, for sums over queries: how much each query counts; 0 = all the same
     COLUMNS,  # (B, G, S) float32: those sums
+    OWN_CALL,  # address of the words of a second call, for the pages that queries stand in; 0 = there is none
     NUM_WORDS,
-) = range(22, 63)
+) = range(22, 64)
 
 # What a lane's query sees: the first key in its window, the one past its last, and the first of all.
 SPAN_FIRST, SPAN_END, SPAN_LOWEST, SPAN_WORDS = range(4)

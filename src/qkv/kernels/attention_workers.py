@@ -66,6 +66,7 @@ from qkv.kernels.attention_words import (
     MASK,
     NUMBERS,
     OUT,
+    OWN_CALL,
     PAIRS,
     PANELS,
     PARTS,
@@ -125,7 +126,9 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
     lanes, place, num_factors = layout.lanes, layout.place, factor_numbers(layout.lanes)
     softmax, rescale_output, merge = layout.softmax, layout.rescale, layout.merge
     used_lanes, begin_blocks, score_block, mix_block = make_block_steps(layout)
-    fill, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = make_panel_steps(lanes, place)
+    put_queries, put_spans, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = (
+        make_panel_steps(lanes, place)
+    )
 
     @compiled()
     def tidy(call, scratch):
@@ -187,16 +190,28 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
                 put_number(state, d * lanes + lane, number_at(output, place(lane, d, value_size)))
 
     @compiled()
-    def ask(request, pair, panel, start, stop, queries, spans, state, scratch):
-        """Write down a request to `attend_stretch`."""
+    def ask(call, request, pair, panel, start, stop, state):
+        """Have a panel attended to keys start .. stop-1, which lie in one stretch, from nothing."""
         put_integer(request, 0, pair)
         put_integer(request, 1, panel)
         put_integer(request, 2, start)
         put_integer(request, 3, stop)
+        put_integer(request, 6, address_of(state))
+        run_at(integer_at(call, STRETCH), call, request)
+
+    @compiled()
+    def room_of(call, worker):
+        """Return a worker's two states, the panel's queries and spans, and a request that knows the rest."""
+        size, state_size = integer_at(call, D), (integer_at(call, D_V) + 2) * lanes
+        state = moved(pointer(integer_at(call, WORKSPACE)), worker * integer_at(call, WORKSPACE_SIZE))
+        part, queries = moved(state, state_size), moved(state, 2 * state_size)
+        scratch = moved(queries, size * lanes)
+        spans = integer_at(call, SPANS) + worker * lanes * SPAN_BYTES
+        request = address_of(moved(state, integer_at(call, WORKSPACE_SIZE) - 2 * REQUEST_WORDS))
         put_integer(request, 4, address_of(queries))
         put_integer(request, 5, spans)
-        put_integer(request, 6, address_of(state))
         put_integer(request, 7, address_of(scratch))
+        return state, part, queries, spans, scratch, request
 
     @compiled()
     def begin_panel(call, pair, panel, state):
@@ -219,6 +234,19 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
             state, moved(state, output), moved(state, highest),
             part, moved(part, output), moved(part, highest), integer_at(call, D_V),
         )  # fmt: skip
+
+    @compiled()
+    def join_own_pages(call, pair, panel, spans, state, part, request):
+        """Join what a panel sees of the pages that its queries stand in, where they are a call of their own."""
+        own = integer_at(call, OWN_CALL)
+        if own != 0:
+            put_spans(own, pair, panel, spans)
+            first, stop = reach(own, spans)
+            begin = begin_of(own, pair, spans, first)
+            for stretch in range(begin // STRETCH_KEYS, (stop + STRETCH_KEYS - 1) // STRETCH_KEYS):
+                start, end = max(stretch * STRETCH_KEYS, begin), min((stretch + 1) * STRETCH_KEYS, stop)
+                ask(own, request, pair, panel, start, end, part)
+                join(call, state, part)
 
     @compiled()
     def finish_panel(call, pair, panel, state):
@@ -252,18 +280,15 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
         splits, num_panels = integer_at(call, SPLITS) != 0, integer_at(call, PANELS)
         num_stretches = integer_at(call, STRETCHES) if splits else 1
         state_size = (integer_at(call, D_V) + 2) * lanes
-        state = moved(pointer(integer_at(call, WORKSPACE)), worker * integer_at(call, WORKSPACE_SIZE))
-        part, queries = moved(state, state_size), moved(state, 2 * state_size)
-        scratch = moved(queries, integer_at(call, D) * lanes)
-        spans = integer_at(call, SPANS) + worker * lanes * SPAN_BYTES
-        request = address_of(moved(state, integer_at(call, WORKSPACE_SIZE) - 2 * REQUEST_WORDS))
+        state, part, queries, spans, scratch, request = room_of(call, worker)
         tidy(call, scratch)
         num_units = integer_at(call, PAIRS) * num_panels * num_stretches
         for unit in range(worker, num_units, integer_at(call, WORKERS)):
             pair, panel = unit // num_stretches // num_panels, unit // num_stretches % num_panels
-            fill(call, pair, panel, queries, spans)
+            put_queries(call, pair, panel, queries)
+            put_spans(call, pair, panel, spans)
             first, stop = reach(call, spans)
-            first = begin_of(call, pair, first)
+            first = begin_of(call, pair, spans, first)
             lowest = unit % num_stretches if splits else first // STRETCH_KEYS
             highest = lowest + 1 if splits else max(lowest + 1, (stop + STRETCH_KEYS - 1) // STRETCH_KEYS)
             # To join one stretch to nothing would change no bit of it.
@@ -275,24 +300,28 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
                 target = moved(pointer(integer_at(call, PARTS)), unit * state_size)
             for stretch in range(lowest, highest):
                 start, end = max(stretch * STRETCH_KEYS, first), min((stretch + 1) * STRETCH_KEYS, stop)
-                ask(request, pair, panel, start, end, queries, spans, target, scratch)
-                run_at(integer_at(call, STRETCH), call, request)
+                ask(call, request, pair, panel, start, end, target)
                 if joins:
                     join(call, state, part)
             if not splits:
+                join_own_pages(call, pair, panel, spans, state, part, request)
                 finish_panel(call, pair, panel, state)
 
     @compiled()
     def join_stretches(call, worker):
-        """Join each panel's parts from left to right."""
+        """Join each panel's parts from left to right, and its queries' own pages behind them."""
         num_panels, num_stretches = integer_at(call, PANELS), integer_at(call, STRETCHES)
         state_size = (integer_at(call, D_V) + 2) * lanes
-        state = moved(pointer(integer_at(call, WORKSPACE)), worker * integer_at(call, WORKSPACE_SIZE))
+        state, part, queries, spans, _, request = room_of(call, worker)
         for row in range(worker, integer_at(call, PAIRS) * num_panels, integer_at(call, WORKERS)):
-            begin_panel(call, row // num_panels, row % num_panels, state)
+            pair, panel = row // num_panels, row % num_panels
+            begin_panel(call, pair, panel, state)
             for stretch in range(num_stretches):
-                part = moved(pointer(integer_at(call, PARTS)), (row * num_stretches + stretch) * state_size)
-                join(call, state, part)
-            finish_panel(call, row // num_panels, row % num_panels, state)
+                one = moved(pointer(integer_at(call, PARTS)), (row * num_stretches + stretch) * state_size)
+                join(call, state, one)
+            if integer_at(call, OWN_CALL) != 0:
+                put_queries(call, pair, panel, queries)
+                join_own_pages(call, pair, panel, spans, state, part, request)
+            finish_panel(call, pair, panel, state)
 
     return attend_stretch, attend_units, join_stretches

@@ -94,7 +94,9 @@ class Reach(NamedTuple):
     positions: NDArray[np.int32] | None = None
 
 
-def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) -> tuple[Floats, Floats]:
+def attend_pages(
+    q: Floats, pages: Pages, reach: Reach, own_pages: Pages | None = None, **rules: Unpack[Rules]
+) -> tuple[Floats, Floats]:
     """Return what `qkv.kernels.attention.attend` gives for the keys and values in the pages.
 
     Parameters
@@ -102,6 +104,9 @@ def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) 
     q : (B, H, T, D)
     pages : Pages
     reach : Reach
+    own_pages : Pages, optional
+        Of float32 and of the same size: where each query sees the page it stands in, and ``pages`` before
+        that one. Left out, ``pages`` are all there are.
     **rules
         See `Rules`; ``right`` is 0: no query sees a later key.
 
@@ -110,11 +115,17 @@ def attend_pages(q: Floats, pages: Pages, reach: Reach, **rules: Unpack[Rules]) 
     output : (B, H, T, D)
     lse : (B, H, T)
     """
-    prepared = prepare_pages(q.shape, pages, reach, **rules)
+    prepared = prepare_pages(q.shape, pages, reach, own_pages, **rules)
     return run(prepared.call, prepared, q)
 
 
-def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules: Unpack[Rules]) -> Prepared:
+def prepare_pages(
+    q_shape: tuple[int, ...],
+    pages: Pages,
+    reach: Reach,
+    own_pages: Pages | None = None,
+    **rules: Unpack[Rules],
+) -> Prepared:
     """Write down the call of `attend_pages` without its queries, ``(B, H, T, D)``, and its results."""
     (B, H, T, D), G = q_shape, pages.table.shape[1]
     S = int(reach.kv_lengths.max(initial=0))
@@ -126,8 +137,14 @@ def prepare_pages(q_shape: tuple[int, ...], pages: Pages, reach: Reach, **rules:
         rules["num_workers"] = workers_for(B * H * T * seen * (D + pages.value_dim))
     num_stretches = -(-S // STRETCH_KEYS)
     sizes = Sizes(B, H, G, T, num_stretches * STRETCH_KEYS, D, pages.value_dim)
+    rules["own_pages"] = own_pages is not None
     prepared = prepare_again(sizes, _rows(pages, reach, T), **rules)
-    _put_pages(prepared.call, pages, reach)
+    call, own_call = prepared.call[: words.NUM_WORDS], prepared.call[words.NUM_WORDS :]
+    _put_pages(call, pages, reach)
+    if own_pages is not None:
+        _put_pages(own_call, own_pages, reach)
+        call[words.OWN_PAGE], own_call[words.OWN_PAGE] = words.EARLIER_PAGES, words.OWN_PAGE_ONLY
+        call[words.OWN_CALL] = address(own_call)
     return prepared
 
 
@@ -183,7 +200,7 @@ def sum_columns(
     )  # fmt: skip
     call[words.ROWS : words.D + 1] = address(rows), H, G, T, D
     call[words.PAIRS : words.HAS_SLOPES] = B * G, num_panels, num_stretches, num_workers
-    call[words.FACTORS : words.NUM_WORDS] = 0 if factors is None else address(factors), address(columns)
+    call[words.FACTORS : words.COLUMNS + 1] = 0 if factors is None else address(factors), address(columns)
     launch(_sums_worker(tile), call, num_workers)
     return columns[..., :S]
 

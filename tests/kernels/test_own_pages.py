@@ -61,7 +61,7 @@ class Step:
         """One token of one text, as it was when it was the last one."""
         end = self.held[row] - self.new[row] + token + 1
         one, q = slice(row, row + 1), self.q[row : row + 1, :, token : token + 1]
-        return Step(q, *(_some(s, one) for s in (self.encoded, self.own)), np.array([end]), np.array([1]))
+        return Step(q, _some(self.encoded, one), _some(self.own, one), np.array([end]), np.array([1]))
 
 
 def _some(stored: Stored, rows: slice) -> Stored:

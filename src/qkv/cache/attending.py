@@ -1,23 +1,22 @@
 """Attention over page tables: what the queries of one step get from what their sequences hold.
 
-The compiled form reads codes where they lie. Its twin gathers and decodes what a layer holds and calls
-`qkv.ops.attend`. Both let a query see, of the keys its head holds, those up to its own; of these the
-ones in its window and the first ones that no window hides; and where pages are encoded when full,
-its own page as it came and the earlier ones as they are stored.
+The compiled form, `qkv.cache.attending_compiled`, reads codes where they lie. Its twin gathers and decodes
+what a layer holds and calls `qkv.ops.attend`. Both let a query see, of the keys its head holds, those up to
+its own; of these the ones in its window and the first ones that no window hides; and where pages are encoded
+when full, its own page as it came and the earlier ones as they are stored: the compiled form in one walk, its
+twin in two parts that it merges.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qkv.cache.contiguous import CacheShape
-from qkv.cache.layout import PageLayout
 from qkv.cache.rows import read_rows
-from qkv.cache.tables import Counts, PageTable, SequenceTables, stacked_addresses
+from qkv.cache.tables import Counts, PageTable, SequenceTables
 from qkv.errors import OptionError, ShapeError
 from qkv.ops import attend, merge_attended
 from qkv.ops.backend import is_compiled
@@ -98,8 +97,11 @@ def attend_tables(
     """
     if sequences[0].closes_pages:
         _check_still_there(sequences, layer, sight.new)
-    attend_all = _attend_compiled if is_compiled() and q.dtype == np.float32 else _attend_decoded
-    return attend_all(sequences, layer, q, sight, rules)
+    if is_compiled() and q.dtype == np.float32:
+        from qkv.cache.attending_compiled import attend_compiled  # the compiler is loaded when first needed
+
+        return attend_compiled(sequences, layer, q, sight, rules)
+    return _attend_decoded(sequences, layer, q, sight, rules)
 
 
 def _check_still_there(sequences: Sequence[SequenceTables], layer: int, new: Counts) -> None:
@@ -160,10 +162,9 @@ def _sum_part(
     sees: str,
 ) -> NDArray[np.float32]:
     if is_compiled() and q.dtype == np.float32 and rules.softcap is None:
-        from qkv.kernels.paged_attention import sum_columns  # the compiler is loaded when it is first needed
+        from qkv.cache.attending_compiled import sum_compiled
 
-        reach = _reach(sequences, layer, sight, sees)
-        return sum_columns(q, _pages(tables, layer), reach, lse, scale=rules.scale, factors=factors)
+        return sum_compiled(tables, sequences, layer, q, lse, sight, rules.scale, factors, sees)
     k, v, mask = _decoded(tables, sequences, layer, q, sight, sees)
     operands = Operands.of(q, k, v, mask=mask, scale=rules.scale, softcap=rules.softcap)
     columns = attention_columns(operands, lse, factors)
@@ -187,61 +188,7 @@ def held_keys(
     return k, v
 
 
-def _attend_compiled(
-    sequences: Sequence[SequenceTables], layer: int, q: Queries, sight: Sight, rules: Rules
-) -> tuple[Array, LogSumExp]:
-    from qkv.kernels.paged_attention import attend_pages
-
-    pages, own_pages, sees = _pages([one.pages for one in sequences], layer), None, "all"
-    if sequences[0].closes_pages:
-        own_pages, sees = _pages([one.filling for one in sequences], layer), "earlier"
-    reach = _reach(sequences, layer, sight, sees)
-    sinks = None if rules.sinks is None else np.asarray(rules.sinks, np.float32)
-    softcap, scale = rules.softcap, rules.scale
-    return attend_pages(q, pages, reach, own_pages, scale=scale, softcap=softcap, sinks=sinks)
-
-
-def _pages(tables: Sequence[PageTable], layer: int) -> Any:
-    from qkv.kernels.paged_attention import Pages
-
-    return Pages(stacked_addresses(tables, layer), **_form_of_pages(tables[0].layout))
-
-
-@lru_cache(maxsize=256)
-def _form_of_pages(layout: PageLayout) -> dict[str, Any]:
-    """Return what `Pages` tells of all pages of a layout."""
-    at = {name: section.offset for name, section in layout.sections.items()}
-    return {
-        "page_size": layout.P,
-        "element": layout.element,
-        "value_dim": layout.D_v,
-        "shares_values": layout.shares_values,
-        "k": at["k"],
-        "v": at.get("v", 0),
-        "k_steps": at.get("k_scale", at.get("k_step", 0)),
-        "v_steps": at.get("v_scale", at.get("v_step", 0)),
-        "k_lows": at.get("k_low", 0),
-        "v_lows": at.get("v_low", 0),
-    }
-
-
-def _reach(sequences: Sequence[SequenceTables], layer: int, sight: Sight, sees: str) -> Any:
-    from qkv.kernels.attention_words import ALL_PAGES, EARLIER_PAGES, OWN_PAGE_ONLY
-    from qkv.kernels.paged_attention import Reach
-
-    held = _held(sequences, layer)
-    return Reach(
-        offsets=held - sight.new[:, None],
-        kv_lengths=held,
-        left=None if sight.windows is None else sight.windows - 1,
-        first_keys=sight.first_keys,
-        q_lengths=sight.new.tolist(),
-        sees={"all": ALL_PAGES, "earlier": EARLIER_PAGES, "own": OWN_PAGE_ONLY}[sees],
-        positions=sight.positions,
-    )
-
-
-def _held(sequences: Sequence[SequenceTables], layer: int) -> Counts:
+def held_of_layer(sequences: Sequence[SequenceTables], layer: int) -> Counts:
     """Return how many keys each head of a layer holds, ``(B, G)``; not to be written to."""
     if len(sequences) == 1:
         return sequences[0].held[layer : layer + 1]
@@ -305,7 +252,7 @@ def _decoded(
     sees: str,
 ) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Return the keys and values held, ``(B, G, S, D)``, and which each query sees, ``(B, H, T, S)``."""
-    held = _held(sequences, layer)
+    held = held_of_layer(sequences, layer)
     (_, H, T, _), (_, G), S = q.shape, held.shape, int(held.max(initial=0))
     pairs = [held_keys(table, layer, S) for table in tables]
     k, v = (np.stack(x).astype(q.dtype, copy=False) for x in zip(*pairs, strict=True))

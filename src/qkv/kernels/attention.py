@@ -11,14 +11,17 @@ from qkv.kernels import attention_words as words
 from qkv.kernels.attention_layouts import ROW_LANES, Layout, panel_layout, row_layout
 from qkv.kernels.attention_words import NO_LIMIT, STRETCH_KEYS
 from qkv.kernels.attention_workers import make_workers, workspace_numbers
+from qkv.kernels.compiler import compiled
 from qkv.kernels.host import HOST_TILE, Tile, num_threads
-from qkv.kernels.launch import address, aligned_numbers, code_address, launch
+from qkv.kernels.launch import LINE_NUMBERS, address, code_address, launch
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.int64]
 
 ALONE_UP_TO_PRODUCTS = 1 << 20
 """Up to so many multiplications one thread is done before a second one would have started."""
+
+LINE_BYTES = 4 * LINE_NUMBERS
 
 ROWS = "rows"
 """The layout for few queries."""
@@ -41,8 +44,6 @@ class Rules(TypedDict, total=False):
         Share out stretches of keys rather than panels of queries; chosen when left out.
     num_workers : int
         The number of threads when left out.
-    own_pages : bool
-        Queries see the pages they stand in elsewhere: by a call whose words follow those of the first.
     """
 
     scale: Required[float]
@@ -53,7 +54,6 @@ class Rules(TypedDict, total=False):
     tile: Tile | str | None
     splits_keys: bool | None
     num_workers: int | None
-    own_pages: bool
 
 
 def attend(
@@ -92,15 +92,15 @@ def attend(
     """
     (B, H, T, D), (_, G, S, value_size) = q.shape, v.shape
     sizes = Sizes(B, H, G, T, S, D, value_size)
-    if q_lengths is None and kv_lengths is None and isinstance(offsets, int) and _is_plain(**rules):
+    if q_lengths is None and kv_lengths is None and isinstance(offsets, int) and _is_plain(rules):
         prepare_once: Any = _prepare_plain
         prepared = prepare_once(sizes, offsets, left, **_with_workers(sizes, rules))
     else:
         rows = rows_of(
             (B, G),
-            offsets,
-            T if q_lengths is None else q_lengths,
-            S if kv_lengths is None else kv_lengths,
+            _for_all_heads(offsets),
+            _for_all_heads(T if q_lengths is None else q_lengths),
+            _for_all_heads(S if kv_lengths is None else kv_lengths),
             left,
         )
         prepared = prepare(sizes, rows, **rules)
@@ -116,15 +116,19 @@ def attend(
     return run(call, prepared, q)
 
 
+def _for_all_heads(numbers: int | Sequence[int]) -> NDArray[Any]:
+    """Return a number of each sequence, or one for all: (B, 1) or (1, 1)."""
+    return np.reshape(numbers, (-1, 1))
+
+
 def rows_of(
     pairs: tuple[int, int], offsets: Any, q_lengths: Any, kv_lengths: Any, left: Any, first_keys: Any = 0
 ) -> Words:
-    """Return what is told of each sequence and key head: (B, G, ROW_WORDS), from numbers, (B,) or (B, G)."""
+    """Return what is told of each sequence and key head, (B, G, ROW_WORDS); numbers are (B, 1) or (B, G)."""
     rows = np.empty((*pairs, words.ROW_WORDS), np.int64)
-    told = offsets, q_lengths, kv_lengths, NO_LIMIT if left is None else left, first_keys
-    for word, numbers in enumerate(told):
-        numbers = np.asarray(numbers)
-        rows[..., word] = numbers[:, None] if numbers.ndim == 1 else numbers
+    rows[..., words.OFFSET], rows[..., words.Q_LENGTH] = offsets, q_lengths
+    rows[..., words.KV_LENGTH], rows[..., words.FIRST_KEYS] = kv_lengths, first_keys
+    rows[..., words.LEFT] = NO_LIMIT if left is None else left
     return rows
 
 
@@ -148,7 +152,7 @@ class Prepared(NamedTuple):
     sizes : Sizes
     call : (NUM_WORDS,) int64
         With the addresses of the arrays below, and without those of the call's own. Twice as many words
-        with a second call for own pages.
+        where there is a second call for the queries' own pages.
     kept : tuple of arrays
         What the words point to.
     workers : compiled functions
@@ -168,6 +172,7 @@ class Prepared(NamedTuple):
 def prepare(
     sizes: Sizes,
     rows: Words,
+    has_own_call: bool = False,
     *,
     scale: float,
     softcap: float | None = None,
@@ -177,7 +182,6 @@ def prepare(
     tile: Tile | str | None = None,
     splits_keys: bool | None = None,
     num_workers: int | None = None,
-    own_pages: bool = False,
 ) -> Prepared:
     """Choose how a call is cut, and write down what is known of it without its arrays.
 
@@ -186,7 +190,9 @@ def prepare(
     sizes : Sizes
     rows : (B, G, ROW_WORDS) int64
         From `rows_of`.
-    scale, softcap, right, slopes, sinks, tile, splits_keys, num_workers, own_pages
+    has_own_call : bool
+        Whether queries see the pages they stand in by a call whose words follow those of the first.
+    scale, softcap, right, slopes, sinks, tile, splits_keys, num_workers
         See `Rules`.
     """
     B, H, G, T, S, D, value_size = sizes
@@ -198,8 +204,8 @@ def prepare(
         splits_keys = num_stretches > 1 and B * G * num_panels < 4 * num_workers
     numbers = np.array([scale, softcap or 0.0], np.float32)
     head_numbers = _head_numbers(H, slopes, sinks)
-    # Own pages hold float32, in the layout of as many lanes that reads these.
-    own_layout, (attend_own, *_) = workers_of(tile if isinstance(tile, Tile) else ROWS)
+    # Own pages hold float32; for these all layouts of rows, which have as many lanes, have one beside them.
+    own_layout, (attend_own, *_) = workers_of(tile if isinstance(tile, Tile) or not has_own_call else ROWS)
     per_worker = max(workspace_numbers(one, D, value_size) for one in (layout, own_layout))
     num_parts = B * G * num_panels * num_stretches if splits_keys else 0
     spans_numbers, parts_numbers = (
@@ -222,9 +228,10 @@ def prepare(
     # In bytes behind the beginning of the scratch memory, which `run` adds.
     call[words.WORKSPACE] = 4 * spans_numbers
     call[words.PARTS] = 4 * (spans_numbers + per_worker * num_workers)
-    if own_pages:
+    if has_own_call:
         call = np.concatenate([call, call])
         call[words.NUM_WORDS + words.STRETCH] = code_address(attend_own)
+        call[words.OWN_CALL] = 8 * words.NUM_WORDS
     workers = (attend_units, join_stretches) if splits_keys else (attend_units,)
     scratch_numbers = spans_numbers + per_worker * num_workers + parts_numbers
     return Prepared(sizes, call, (numbers, head_numbers, rows), workers, num_workers, scratch_numbers)
@@ -237,21 +244,28 @@ def run(call: Words, prepared: Prepared, q: Floats) -> tuple[Floats, Floats]:
     if not lse.size:
         return output, lse
     q = with_whole_heads(q)
-    scratch = aligned_numbers(prepared.scratch_numbers)
-    start = address(scratch)
-    call[words.Q] = address(q)
-    call[words.Q + 1], call[words.Q + 2], call[words.Q + 3] = (step // 4 for step in q.strides[:3])
-    call[words.OUT], call[words.LSE], call[words.SPANS] = address(output), address(lse), start
-    call[words.WORKSPACE] += start
-    call[words.PARTS] += start
+    scratch = np.empty(prepared.scratch_numbers + LINE_NUMBERS, np.float32)
+    call[words.Q + 1 : words.Q + 4] = [step // 4 for step in q.strides[:3]]
+    _point_to(call, q[0, 0, 0], output[0, 0, 0], lse[0, 0], scratch)
     for worker in prepared.workers:
         launch(worker, call, prepared.num_workers)
     return output, lse
 
 
-def _is_plain(*, slopes: Floats | None = None, sinks: Floats | None = None, **_: Any) -> bool:
+@compiled()
+def _point_to(call: Any, q: Any, output: Any, lse: Any, scratch: Any) -> None:
+    """Write down where arrays begin, by a row of each: faster than Python finds the address of one."""
+    call[words.Q], call[words.OUT], call[words.LSE] = q.ctypes.data, output.ctypes.data, lse.ctypes.data
+    # Scratch memory begins with a line of the cache, so that no vector has two.
+    start = (scratch.ctypes.data + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+    call[words.SPANS] = start
+    call[words.WORKSPACE] += start
+    call[words.PARTS] += start
+
+
+def _is_plain(rules: Rules) -> bool:
     """Whether a call's rules are numbers only, by which it may be found again."""
-    return slopes is None and sinks is None
+    return rules.get("slopes") is None and rules.get("sinks") is None
 
 
 @lru_cache(maxsize=256)
@@ -261,21 +275,21 @@ def _prepare_plain(sizes: Sizes, offset: int, left: int | None, **rules: Unpack[
     return prepare(sizes, rows, **rules)
 
 
-def prepare_again(sizes: Sizes, rows: Words, **rules: Unpack[Rules]) -> Prepared:
+def prepare_again(sizes: Sizes, rows: Words, has_own_call: bool = False, **rules: Unpack[Rules]) -> Prepared:
     """Return what `prepare` does for rows that are others in each call of a kind: the rest is found again."""
-    if not _is_plain(**rules):
-        return prepare(sizes, rows, **rules)
+    if not _is_plain(rules):
+        return prepare(sizes, rows, has_own_call, **rules)
     find: Any = _prepare_kind
-    kind: Prepared = find(sizes, **_with_workers(sizes, rules))
+    kind: Prepared = find(sizes, has_own_call, **_with_workers(sizes, rules))
     call = kind.call.copy()
     call[words.ROWS :: words.NUM_WORDS] = address(rows)
-    return kind._replace(call=call, kept=(*kind.kept, rows))
+    return Prepared(sizes, call, (*kind.kept, rows), kind.workers, kind.num_workers, kind.scratch_numbers)
 
 
 @lru_cache(maxsize=256)
-def _prepare_kind(sizes: Sizes, **rules: Unpack[Rules]) -> Prepared:
+def _prepare_kind(sizes: Sizes, has_own_call: bool, **rules: Unpack[Rules]) -> Prepared:
     """Prepare a call without its rows."""
-    return prepare(sizes, np.zeros(0, np.int64), **rules)
+    return prepare(sizes, np.zeros(0, np.int64), has_own_call, **rules)
 
 
 def _with_workers(sizes: Sizes, rules: Rules) -> Rules:

@@ -189,7 +189,7 @@ def make_panel_steps(lanes: int, place: Any) -> PanelSteps:
 
     @compiled()
     def begin_of(call, pair, spans, first):
-        """Return where to begin: at the first keys if some that no window hides are seen, or in a window."""
+        """Return where to begin: at the first keys, if some are seen for all windows, or in a window."""
         lowest = first
         for lane in range(lanes):
             own = integer_at(spans, SPAN_WORDS * lane + SPAN_LOWEST)

@@ -49,10 +49,7 @@ def sums_workspace_numbers(layout: Layout, size: int) -> int:
 def make_sums_worker(layout: Layout, vectors: int, width: int) -> Any:
     """Make the worker that adds weights up, each taking its share of stretches of keys."""
     lanes, score, chain_numbers = layout.lanes, layout.score, layout.chain_numbers
-    steps = make_panel_steps(lanes, layout.place)
-    put_queries, put_spans, reach, is_between, hide_out_of_reach = (
-        steps.put_queries, steps.put_spans, steps.reach, steps.is_between, steps.hide_out_of_reach,
-    )  # fmt: skip
+    put_queries, put_spans, reach, _, is_between, _, hide_out_of_reach = make_panel_steps(lanes, layout.place)
     add_weights = weight_sums(vectors, width)
 
     @compiled()

@@ -60,7 +60,7 @@ ADDRESS, BATCH, HEAD, QUERY, KEY = range(5)
     POSITIONS_STEP,
     FACTORS,  # (B, T) float32, for sums over queries: how much each query counts; 0 = all the same
     COLUMNS,  # (B, G, S) float32: those sums
-    OWN_CALL,  # address of the words of a second call, for the pages that queries stand in; 0 = there is none
+    OWN_CALL,  # how many bytes behind these words those of a call for the queries' own pages are; 0 = none
     NUM_WORDS,
 ) = range(22, 64)
 

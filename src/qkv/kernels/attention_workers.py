@@ -10,7 +10,8 @@ The canonical order, for each query: blocks of 64 keys at absolute positions, wi
 in order; a score is `micro.CHAINS` chains along its key, added up in order; after each 1024 keys the
 state begins anew, and the states are joined from left to right. Prefill and decode cut the work
 differently, over panels and over stretches of keys, but neither changes that order, so the bits do not
-depend on the cut, the batch or the threads.
+depend on the cut, the batch or the threads. Where codes are seen before the page that a query stands in, and
+that page in float32, the stretches of the latter are joined behind those of the codes.
 
 The ladder, float32, two threads of a processor with AVX-512 on units of half its width. Prefill: 8
 heads of 128, 2048 positions. Decode: 32 query and 8 key heads of 128, 32,768 keys. Time against this
@@ -126,9 +127,8 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
     lanes, place, num_factors = layout.lanes, layout.place, factor_numbers(layout.lanes)
     softmax, rescale_output, merge = layout.softmax, layout.rescale, layout.merge
     used_lanes, begin_blocks, score_block, mix_block = make_block_steps(layout)
-    put_queries, put_spans, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = (
-        make_panel_steps(lanes, place)
-    )
+    panel_steps = make_panel_steps(lanes, place)
+    put_queries, put_spans, reach, begin_of, is_between, adjust_scores, hide_out_of_reach = panel_steps
 
     @compiled()
     def tidy(call, scratch):
@@ -237,9 +237,9 @@ def make_workers(layout: Layout) -> tuple[Any, Any, Any]:
 
     @compiled()
     def join_own_pages(call, pair, panel, spans, state, part, request):
-        """Join what a panel sees of the pages that its queries stand in, where they are a call of their own."""
-        own = integer_at(call, OWN_CALL)
-        if own != 0:
+        """Join what a panel sees of its queries' own pages, where these have a call of their own."""
+        if integer_at(call, OWN_CALL) != 0:
+            own = call + integer_at(call, OWN_CALL)
             put_spans(own, pair, panel, spans)
             first, stop = reach(own, spans)
             begin = begin_of(own, pair, spans, first)

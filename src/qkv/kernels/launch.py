@@ -43,13 +43,6 @@ def address(array: NDArray[Any]) -> int:
     return array.__array_interface__["data"][0]
 
 
-def aligned_numbers(count: int) -> NDArray[np.float32]:
-    """Return room for float32 numbers that begins with a line of the cache, so that no vector has two."""
-    room = np.empty(count + LINE_NUMBERS, np.float32)
-    first = -(address(room) // room.itemsize) % LINE_NUMBERS
-    return room[first : first + count]
-
-
 def addresses(array: NDArray[Any]) -> NDArray[np.int64]:
     """Return where each part of an array along its first axis begins."""
     first, step = address(array), array.strides[0]

@@ -1,7 +1,7 @@
 """Attention on keys and values in pages, which are read where they lie, in the form they have."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -77,7 +77,7 @@ class Reach(NamedTuple):
         How many keys before its own a query sees.
     first_keys : int or (B, G) int64
         How many keys at the beginning no window hides.
-    q_lengths : B integers, optional
+    q_lengths : (B,) integers, optional
         How many leading queries of each sequence are real.
     sees : int
         All pages, only those before the one a query stands in, or only that one: `attention_words`.
@@ -89,7 +89,7 @@ class Reach(NamedTuple):
     kv_lengths: Words
     left: Words | None = None
     first_keys: Words | int = 0
-    q_lengths: Sequence[int] | None = None
+    q_lengths: Sequence[int] | Words | None = None
     sees: int = words.ALL_PAGES
     positions: NDArray[np.int32] | None = None
 
@@ -137,14 +137,13 @@ def prepare_pages(
         rules["num_workers"] = workers_for(B * H * T * seen * (D + pages.value_dim))
     num_stretches = -(-S // STRETCH_KEYS)
     sizes = Sizes(B, H, G, T, num_stretches * STRETCH_KEYS, D, pages.value_dim)
-    rules["own_pages"] = own_pages is not None
-    prepared = prepare_again(sizes, _rows(pages, reach, T), **rules)
-    call, own_call = prepared.call[: words.NUM_WORDS], prepared.call[words.NUM_WORDS :]
-    _put_pages(call, pages, reach)
-    if own_pages is not None:
-        _put_pages(own_call, own_pages, reach)
-        call[words.OWN_PAGE], own_call[words.OWN_PAGE] = words.EARLIER_PAGES, words.OWN_PAGE_ONLY
-        call[words.OWN_CALL] = address(own_call)
+    prepared = prepare_again(sizes, _rows(pages, reach, T), own_pages is not None, **rules)
+    call = prepared.call
+    if own_pages is None:
+        _put_pages(call, pages, reach, reach.sees)
+    else:
+        _put_pages(call, pages, reach, words.EARLIER_PAGES)
+        _put_pages(call[words.NUM_WORDS :], own_pages, reach, words.OWN_PAGE_ONLY)
     return prepared
 
 
@@ -192,7 +191,7 @@ def sum_columns(
     rows, q = _rows(pages, reach, T), with_whole_heads(q)
     num_panels = -(-(H // G * T) // layout.lanes)
     call = np.zeros(words.NUM_WORDS, np.int64)
-    _put_pages(call, pages, reach)
+    _put_pages(call, pages, reach, reach.sees)
     call[words.Q : words.Q + 4] = address(q), *(step // 4 for step in q.strides[:3])
     call[words.LSE] = address(lse)
     call[words.WORKSPACE : words.HEAD_NUMBERS] = (
@@ -217,22 +216,29 @@ def _reads_codes(pages: Pages, queries_per_key_head: int, D: int) -> bool:
 
 
 def _rows(pages: Pages, reach: Reach, T: int) -> Words:
-    q_lengths = T if reach.q_lengths is None else reach.q_lengths
+    q_lengths = T if reach.q_lengths is None else np.asarray(reach.q_lengths)[:, None]
     pairs = pages.table.shape[0], pages.table.shape[1]
     return rows_of(pairs, reach.offsets, q_lengths, reach.kv_lengths, reach.left, reach.first_keys)
 
 
-def _put_pages(call: Words, pages: Pages, reach: Reach) -> None:
+def _put_pages(call: Words, pages: Pages, reach: Reach, sees: int) -> None:
     """Write down where keys and values are; what the call points to must outlive it."""
     assert pages.table.flags.c_contiguous, "a table of pages lies in one piece"
-    call[words.TABLE : words.OWN_PAGE + 1] = (
-        address(pages.table), pages.table.shape[2], pages.page_size, words.ELEMENTS.index(pages.element),
-        *pages[5:], code_address(widen) if pages.element != "float32" else 0, pages.shares_values, reach.sees,
-    )  # fmt: skip
+    call[words.TABLE], call[words.TABLE_STEP] = address(pages.table), pages.table.shape[2]
+    call[words.PAGE_KEYS : words.OWN_PAGE], call[words.OWN_PAGE] = _form_words(pages[1:]), sees
     if reach.positions is not None:
         assert reach.positions.flags.c_contiguous and reach.positions.dtype == np.int32
         call[words.POSITIONS] = address(reach.positions)
         call[words.POSITIONS_STEP] = reach.positions.shape[2]
+
+
+@lru_cache(maxsize=256)
+def _form_words(form: tuple[Any, ...]) -> Words:
+    """Return the words from `PAGE_KEYS` on that say what is in pages: of `Pages` all but the table."""
+    page_size, element, _, shares_values, *places = form
+    code = words.ELEMENTS.index(element)
+    widens = code_address(widen) if element != "float32" else 0
+    return np.array([page_size, code, *places, widens, shares_values], np.int64)
 
 
 @cache

@@ -200,7 +200,9 @@ def test_nan_in_a_row_stays_in_its_row(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("shape", "E_out"), [((0, 5), 3), ((2, 0, 5), 3), ((7, 5), 0), ((7, 0), 3)])
+@pytest.mark.parametrize(
+    ("shape", "E_out"), [((0, 5), 3), ((2, 0, 5), 3), ((7, 5), 0), ((99, 5), 0), ((7, 0), 3)]
+)
 def test_empty_axes_are_legal(form, shape, E_out):
     bias = normal(E_out)
     y = matmul(normal(*shape), pack(normal(E_out, shape[-1]), form), bias)

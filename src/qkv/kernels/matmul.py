@@ -168,9 +168,9 @@ def _block_panels(num_rows: int, weight: PackedWeight) -> int:
 
     Many share one copy of x. But a few rows wait for the weights, which stream best from few places.
     """
-    if num_rows <= weight.tile.rows:
-        return FEW_PANELS
     num_panels = len(weight.panels)
+    if num_rows <= weight.tile.rows or num_panels == 0:
+        return FEW_PANELS
     share = num_panels * math.ceil(num_rows / BLOCK_ROWS) // (BLOCKS_PER_THREAD * num_threads())
     most = min(max(share, FEW_PANELS), BLOCK_COLUMNS // weight.tile.columns)
     evenly = num_panels / math.ceil(num_panels / most)

@@ -1,4 +1,4 @@
-"""Kernels read codes, to the bit, as `qkv.cache.elements` decodes them."""
+"""Kernels read codes as `qkv.cache.elements` decodes them: to the bit, or with operands of 16 bits."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from qkv.kernels import paged_attention
 from qkv.kernels.attention import ROWS, attend
 from qkv.kernels.attention_words import ELEMENTS as NAMES
 from qkv.kernels.attention_words import STRETCH_KEYS
+from qkv.kernels.codes import INTEGERS
 from qkv.kernels.host import HOST_TILE
 from qkv.kernels.paged_attention import Reach, attend_pages, sum_columns
 
@@ -37,6 +38,13 @@ def rows(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return x
 
 
+def are_whole_numbers(pages: paged_attention.Pages, D: int) -> bool:
+    """Whether codes are multiplied as what they are: with rows of whole vectors of words."""
+    if pages.element not in INTEGERS or (pages.shares_values and pages.element == "int8-kivi"):
+        return False
+    return D % (32 if pages.element == "int4" else 16) == 0 and pages.value_dim % 16 == 0
+
+
 @pytest.mark.parametrize("element", ELEMENTS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
 @pytest.mark.parametrize("shares_values", [False, True], ids=["values apart", "values in keys"])
@@ -52,24 +60,91 @@ def test_attention_on_codes_is_attention_on_the_numbers_they_stand_for(element, 
             places = np.full((2, G), S - T), np.full((2, G), S)
             expected = attend(q, stored.k, stored.v, scale=0.1, offsets=S - T, right=0)
             assert np.isfinite(expected[0][0]).all()
-            for tile in (None, ROWS, HOST_TILE):
-                if tile != ROWS or T * group <= 8:
-                    assert same(attend_pages(q, stored.pages, Reach(*places), scale=0.1, tile=tile), expected)
+            exact = [ROWS, HOST_TILE] if T * group <= 8 else [HOST_TILE]
+            for tile in exact if are_whole_numbers(stored.pages, layout.D_k) else [None, *exact]:
+                assert same(attend_pages(q, stored.pages, Reach(*places), scale=0.1, tile=tile), expected)
+
+
+WHOLE = [sizes for sizes in SIZES.values() if sizes[1] % 32 == 0 and sizes[2] % 16 == 0]
+
+
+@pytest.mark.parametrize("element", INTEGERS)
+@pytest.mark.parametrize("sizes", WHOLE, ids=str)
+def test_whole_numbers_are_as_near_as_their_16_bits_and_as_far_from_what_is_hidden(element, sizes):
+    """Scores are off by the rounding of queries, of which each part is at most a 65,534th of the largest."""
+    G, D, D_v = sizes
+    rng = np.random.default_rng(0)
+    for S, P in ((70, 16), (37, 3), (9, 1), (130, 37)):
+        k, v = rng.normal(size=(2, G, S, D)).astype(np.float32), rng.normal(size=(2, G, S, D_v))
+        stored = store(PageLayout(element, P, D, D_v), k, v.astype(np.float32))
+        for T, group in ((1, 3), (2, 4), (7, 2), (1, 8)):
+            q = rng.normal(size=(2, G * group, T, D)).astype(np.float32)
+            reach = Reach(np.full((2, G), S - T), np.full((2, G), S))
+            got = attend_pages(q, stored.pages, reach, scale=0.1)
+            expected = attend(q, stored.k, stored.v, scale=0.1, offsets=S - T, right=0)
+            for one, other in zip(got, expected, strict=True):
+                np.testing.assert_allclose(one, other, rtol=0, atol=2e-4)
+            assert not same(got, expected)  # it was this way that was taken
+
+
+@pytest.mark.parametrize("element", INTEGERS)
+@pytest.mark.parametrize("sizes", WHOLE, ids=str)
+def test_whole_numbers_have_the_same_bits_for_a_text_and_token_by_token(element, sizes):
+    """With rows of zeros, outliers, NaN and infinities: what a later query sees changes no bit."""
+    G, D, D_v = sizes
+    rng = np.random.default_rng(0)
+    for S, P, T, group in ((70, 16, 9, 8), (37, 3, 5, 2), (130, 37, 40, 1), (129, 64, 30, 3)):
+        stored = store(PageLayout(element, P, D, D_v), rows(rng, 2, G, S, D), rows(rng, 2, G, S, D_v))
+        q = rng.normal(size=(2, G * group, T, D)).astype(np.float32)
+        for left in (None, np.full((2, G), 20)):
+            limits = {"left": left, "first_keys": 0 if left is None else 3}
+            whole = attend_pages(
+                q, stored.pages, Reach(np.full((2, G), S - T), np.full((2, G), S), **limits), scale=0.1
+            )
+            assert np.isfinite(whole[0][0]).all()
+            for t in range(T):
+                held = np.full((2, G), S - T + t + 1)
+                one = attend_pages(
+                    np.ascontiguousarray(q[:, :, t : t + 1]), stored.pages, Reach(held - 1, held, **limits),
+                    scale=0.1,
+                )  # fmt: skip
+                assert same(one, [part[:, :, t : t + 1] for part in whole])
+
+
+@pytest.mark.parametrize("element", INTEGERS)
+def test_whole_numbers_stay_within_32_bits_whatever_the_codes_and_the_size(element):
+    """The largest sums there can be: every code at its largest, every query the same, 4,096 channels."""
+    D, S = 4096, 64
+    k = np.ones((1, 1, S, D), np.float32)
+    k[:, :, 0] = 0
+    stored = store(PageLayout(element, 32, D, 16), k, np.ones((1, 1, S, 16), np.float32))
+    q = np.ones((1, 1, 1, D), np.float32)
+    reach = Reach(np.full((1, 1), S - 1), np.full((1, 1), S))
+    _, lse = attend_pages(q, stored.pages, reach, scale=1 / D)
+    expected = attend(q, stored.k, stored.v, scale=1 / D, offsets=S - 1, right=0)[1]
+    np.testing.assert_allclose(lse, expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)
 def test_attention_on_codes_is_the_same_over_many_stretches_and_workers(element):
     S = 2 * STRETCH_KEYS + 77
     rng = np.random.default_rng(0)
-    q = rng.normal(size=(1, 4, 1, 16)).astype(np.float32)
-    k, v = rng.normal(size=(2, 1, 2, S, 16)).astype(np.float32)
-    stored = store(PageLayout(element, 32, 16, 16), k, v)
+    q = rng.normal(size=(1, 4, 1, 32)).astype(np.float32)
+    k, v = rng.normal(size=(2, 1, 2, S, 32)).astype(np.float32)
+    stored = store(PageLayout(element, 32, 32, 32), k, v)
     reach = Reach(np.full((1, 2), S - 1), np.full((1, 2), S))
+    ways = [
+        {"splits_keys": splits_keys, "num_workers": count}
+        for splits_keys in (False, True)
+        for count in (1, 3)
+    ]
+    got = [attend_pages(q, stored.pages, reach, scale=0.25, **way) for way in ways]
+    assert all(same(one, got[0]) for one in got)
     expected = attend(q, stored.k, stored.v, scale=0.25, offsets=S - 1, right=0)
-    for splits_keys in (False, True):
-        for num_workers in (1, 3):
-            cut = {"splits_keys": splits_keys, "num_workers": num_workers}
-            assert same(attend_pages(q, stored.pages, reach, scale=0.25, **cut), expected)
+    if are_whole_numbers(stored.pages, 32):
+        np.testing.assert_allclose(got[0][0], expected[0], atol=1e-4)
+    else:
+        assert same(got[0], expected)
 
 
 @pytest.mark.parametrize("element", ELEMENTS)

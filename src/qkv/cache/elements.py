@@ -25,6 +25,10 @@ the others (Liu et al. 2024, "KIVI: A Tuning-Free Asymmetric 2bit Quantization f
 al. 2024, "KVQuant"). Such a step needs the tokens it is for, so these pages are encoded once, when full.
 The two 8-bit floats are those of Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
 
+In the kernels a query meets the codes of int8, int8-kivi and int4, if its head size is a multiple of 16 or
+32, as whole numbers of 16 bits and a scale; so do the weights of values. That rounds each number of a query,
+times its channel's step, by at most a 65,534th of the largest: a small part of what the codes have rounded.
+
 What leaves the range of an element is saturated. A NaN comes back as NaN, with all that shares its
 scale or step. An infinity does the same to its row of int8; bf16 and float32 hold it, the others saturate it.
 """

@@ -4,54 +4,26 @@ In arrays and pages of float32 run by run, as they lie in memory; with a layout 
 of rows.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from qkv.kernels.attention_codes import (
-    KEY_ROWS,
-    NUM_RUNS,
-    RUN_LENGTHS,
-    VALUE_ROWS,
-    code_room,
-    first_step,
-    make_code_blocks,
-    steps_in,
-)
-from qkv.kernels.attention_layouts import Layout
+from qkv.kernels.attention_codes import HEAD_WORDS, KEY_ROWS, VALUE_ROWS, make_row_tables, table_room
+from qkv.kernels.attention_integers import integer_room, make_integer_steps
+from qkv.kernels.attention_layouts import BlockSteps, Layout
 from qkv.kernels.attention_words import D_V, K_CODES, V_CODES, D, G, H, T
-from qkv.kernels.codes import PER_CHANNEL
 from qkv.kernels.compiler import compiled
 from qkv.kernels.key_rows import find_keys, find_values, run_length, steps_ahead
 from qkv.kernels.memory import fma, integer_at, moved, number_at, put_number
-
-
-class BlockSteps(NamedTuple):
-    """The compiled steps for a block, and the room they need.
-
-    Attributes
-    ----------
-    used_lanes : ``(call, panel)``
-        Return how many lanes of a panel hold a query.
-    begin : ``(call, queries, room)``
-        To be called before the first of neighbouring blocks.
-    score : ``(call, pair, panel, queries, scores, room, widened, block, num_keys)``
-        Compute the scores of a block of keys.
-    mix : ``(call, pair, panel, weights, scores, hides, output, room, widened, block, num_keys)``
-        Add the block's weighted values to the output. Where ``hides``, ``scores`` are those from before the
-        softmax, ``-inf`` where a lane does not see a key.
-    """
-
-    used_lanes: Any
-    begin: Any
-    score: Any
-    mix: Any
+from qkv.kernels.micro import CHAINS
 
 
 def room_numbers(layout: Layout, size: int, value_size: int) -> int:
     """Return how many float32 numbers ``room`` takes."""
+    if layout.integers:
+        return integer_room(size, value_size)
     if layout.codes:
-        return code_room(layout.lanes, layout.beside, size, value_size)
+        return table_room(size, value_size) + layout.lanes * layout.beside * size
     return layout.chain_numbers
 
 
@@ -88,6 +60,8 @@ def make_block_steps(layout: Layout) -> BlockSteps:
                         total = number_at(output, place(lane, d, size))
                         put_number(output, place(lane, d, size), fma(value, weight, total))
 
+    if layout.integers:
+        return make_integer_steps(layout, used_lanes)
     if layout.codes:
         return _code_steps(layout, used_lanes, all_finite, mix_visible)
     return _row_steps(layout, used_lanes, all_finite, mix_visible)
@@ -130,45 +104,40 @@ def _row_steps(layout: Layout, used_lanes: Any, all_finite: Any, mix_visible: An
 
 def _code_steps(layout: Layout, used_lanes: Any, all_finite: Any, mix_visible: Any) -> BlockSteps:
     assert layout.codes is not None
-    lanes, score_keys, mix_values = layout.lanes, layout.score, layout.mix
-    key_codes, value_codes = layout.codes
-    by_page = key_codes.steps == PER_CHANNEL
-    begin, queries_in, locate, key_steps, value_steps = make_code_blocks(
-        key_codes, value_codes, lanes, layout.beside
-    )
-    step_of_row = first_step(value_codes.steps)
+    lanes, beside, score_keys, mix_values = layout.lanes, layout.beside, layout.score, layout.mix
+    forget, locate = make_row_tables(*layout.codes)
+
+    @compiled()
+    def queries_in(call, room):
+        """Return where the queries are as products take them."""
+        return moved(room, 2 * HEAD_WORDS + max(integer_at(call, D), integer_at(call, D_V)))
+
+    @compiled()
+    def begin(call, queries, room):
+        """Write down each `CHAINS` numbers of the queries, lane by lane, for each key beside."""
+        forget(call, room)
+        size, told, place = integer_at(call, D), queries_in(call, room), 0
+        for first in range(0, size, CHAINS):
+            for lane in range(lanes):
+                for _ in range(beside):
+                    for d in range(first, first + CHAINS):
+                        put_number(told, place, number_at(queries, lane * size + d))
+                        place += 1
 
     @compiled()
     def score(call, pair, panel, queries, scores, room, widened, block, num_keys):
         table, following = locate(call, pair, block, room)
         size, used, as_told = integer_at(call, D), used_lanes(call, panel), queries_in(call, room)
-        key, scored = 0, 0
-        for run in range(integer_at(table, NUM_RUNS)):
-            count = min(integer_at(table, RUN_LENGTHS + run), num_keys - key)
-            if count <= 0:
-                break
-            key_steps(call, table, run, key, count, room)
-            key += count
-            if by_page or key == num_keys:
-                rows, next_rows = table + 8 * (KEY_ROWS + scored), following + 8 * (KEY_ROWS + scored)
-                some = moved(scores, scored * lanes)
-                score_keys(rows, next_rows, steps_in(room), as_told, used, some, key - scored, size)
-                scored = key
+        rows, next_rows = table + 8 * KEY_ROWS, following + 8 * KEY_ROWS
+        score_keys(rows, next_rows, as_told, used, scores, num_keys, size)
 
     @compiled()
     def mix(call, pair, panel, weights, scores, hides, output, room, widened, block, num_keys):
         table, following = locate(call, pair, block, room)
         size, used = integer_at(call, D_V), used_lanes(call, panel)
-        key = 0
-        for run in range(integer_at(table, NUM_RUNS)):
-            count = min(integer_at(table, RUN_LENGTHS + run), num_keys - key)
-            if count <= 0:
-                break
-            value_steps(call, table, run, key, count, room)
-            key += count
-        rows, next_rows, steps = table + 8 * VALUE_ROWS, following + 8 * VALUE_ROWS, steps_in(room)
+        rows, next_rows = table + 8 * VALUE_ROWS, following + 8 * VALUE_ROWS
         if not hides:
-            mix_values(rows, next_rows, steps, weights, output, used, num_keys, size)
+            mix_values(rows, next_rows, weights, output, used, num_keys, size)
             return
         key = 0
         while key < num_keys:
@@ -176,8 +145,7 @@ def _code_steps(layout: Layout, used_lanes: Any, all_finite: Any, mix_visible: A
             count = run_length(call, pair, position, num_keys - key)
             values, row = find_values(call, pair, position, count, widened)
             if all_finite(values, row, count, size):
-                own = moved(steps, step_of_row(key, size))
-                mix_values(rows + 8 * key, next_rows + 8 * key, own, some, output, used, count, size)
+                mix_values(rows + 8 * key, next_rows + 8 * key, some, output, used, count, size)
             else:
                 mix_visible(values, row, moved(scores, key * lanes), some, output, count, size)
             key += count

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from qkv.kernels.attention_words import BLOCK_KEYS
 from qkv.kernels.code_products import code_mix, code_scores
-from qkv.kernels.codes import CODES, Codes
+from qkv.kernels.codes import CODES, INTEGERS, Codes, IntegerCodes
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import Tile
+from qkv.kernels.integer_products import integer_mix, integer_scores
 from qkv.kernels.memory import moved, number_at, put_number
 from qkv.kernels.micro import CHAINS, merge_states, online_softmax, scale_rows, tile_product
 from qkv.kernels.row_products import row_mix, row_scores
@@ -43,7 +44,9 @@ class Layout(NamedTuple):
     lanes : int
         Queries side by side.
     codes : (Codes, Codes), optional
-        The form of keys and values that ``score`` and ``mix`` read; float32 when left out.
+        The form of keys and values that ``score`` and ``mix`` read, if they are codes of floats.
+    integers : (IntegerCodes, IntegerCodes), optional
+        The same, if they are whole numbers.
     beside : int
         Keys whose chains are beside each other in a vector, where codes are read.
     chain_numbers : int
@@ -52,17 +55,21 @@ class Layout(NamedTuple):
         Where number d of a lane's query or output stands.
     score : ``(k, k_row, ahead, queries, num_lanes, chains, scores, num_keys, size)``
         Scores of a run of keys, ``lanes`` numbers per key. With codes
-        ``(rows, following, steps, queries, num_lanes, scores, num_keys, size)``: see `code_products`.
+        ``(rows, following, queries, num_lanes, scores, num_keys, size)``: see `code_products`. With integers
+        ``(rows, following, factors, queries, num_lanes, scales, lows, scores, num_keys, size)``: see
+        `integer_products`.
     softmax : ``(scores, num_keys, num_lanes, scale, highest, denominator, rescale)``
         See `micro.online_softmax`.
     rescale : ``(output, size, num_lanes, factors)``
     mix : ``(v, v_row, ahead, weights, output, num_lanes, num_keys, size)``
-        With codes ``(rows, following, steps, weights, output, num_lanes, num_keys, size)``.
+        With codes ``(rows, following, weights, output, num_lanes, num_keys, size)``, with integers
+        ``(rows, following, weights, num_lanes, scales, lows, output, num_keys, size)``.
     merge : see `micro.merge_states`
     """
 
     lanes: int
     codes: tuple[Codes, Codes] | None
+    integers: tuple[IntegerCodes, IntegerCodes] | None
     beside: int
     chain_numbers: int
     place: Any
@@ -71,6 +78,28 @@ class Layout(NamedTuple):
     rescale: Any
     mix: Any
     merge: Any
+
+
+class BlockSteps(NamedTuple):
+    """The compiled steps for a block of keys, which work on a layout's queries.
+
+    Attributes
+    ----------
+    used_lanes : ``(call, panel)``
+        Return how many lanes of a panel hold a query.
+    begin : ``(call, queries, room)``
+        To be called before the first of neighbouring blocks.
+    score : ``(call, pair, panel, queries, scores, room, widened, block, num_keys)``
+        Compute the scores of a block of keys.
+    mix : ``(call, pair, panel, weights, scores, hides, output, room, widened, block, num_keys)``
+        Add the block's weighted values to the output. Where ``hides``, ``scores`` are those from before the
+        softmax, ``-inf`` where a lane does not see a key.
+    """
+
+    used_lanes: Any
+    begin: Any
+    score: Any
+    mix: Any
 
 
 def panel_layout(tile: Tile) -> Layout:
@@ -113,6 +142,7 @@ def panel_layout(tile: Tile) -> Layout:
     return Layout(
         lanes,
         None,
+        None,
         1,
         0,
         place,
@@ -127,11 +157,14 @@ def panel_layout(tile: Tile) -> Layout:
 def row_layout(tile: Tile, element: str = "float32") -> Layout:
     """Make the steps for up to `ROW_LANES` queries, each a row; ``tile`` is the processor's.
 
-    With an element of `codes.CODES` keys and values are read as codes in pages.
+    With an element of `codes.CODES` or `codes.INTEGERS` keys and values are read as codes in pages.
     """
-    codes, lanes = CODES.get(element), ROW_LANES
-    score, mix = _products_of_codes(tile, *codes) if codes else _products_of_rows(tile)
-    softmax = _packed_softmax(lanes) if codes else _plain_softmax(1, lanes)
+    codes, integers, lanes = CODES.get(element), INTEGERS.get(element), ROW_LANES
+    if integers:
+        score, mix = _products_of_integers(*integers)
+    else:
+        score, mix = _products_of_codes(tile, *codes) if codes else _products_of_rows(tile)
+    softmax = _packed_softmax(lanes) if codes or integers else _plain_softmax(1, lanes)
 
     @compiled()
     def place(lane, d, size):
@@ -145,9 +178,11 @@ def row_layout(tile: Tile, element: str = "float32") -> Layout:
                 for place in range(lane * size, (lane + 1) * size):
                     put_number(output, place, number_at(output, place) * factor)
 
-    chain_numbers = 0 if codes else (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
+    chain_numbers = 0 if codes or integers else (BLOCK_KEYS + SPARE_KEYS) * lanes * CHAINS
     merge = merge_states(1, lanes)
-    return Layout(lanes, codes, _beside(tile), chain_numbers, place, score, softmax, rescale, mix, merge)
+    return Layout(
+        lanes, codes, integers, _beside(tile), chain_numbers, place, score, softmax, rescale, mix, merge
+    )
 
 
 def _plain_softmax(vectors: int, width: int) -> Any:
@@ -234,25 +269,55 @@ def _products_of_codes(tile: Tile, keys: Codes, values: Codes) -> tuple[Any, Any
     )
 
     @compiled()
-    def score(rows, following, steps, queries, num_lanes, scores, num_keys, size):
+    def score(rows, following, queries, num_lanes, scores, num_keys, size):
         if num_lanes == 1:
-            score_1(rows, following, steps, queries, scores, num_keys, size)
+            score_1(rows, following, queries, scores, num_keys, size)
         elif num_lanes == 2:
-            score_2(rows, following, steps, queries, scores, num_keys, size)
+            score_2(rows, following, queries, scores, num_keys, size)
         elif num_lanes <= 4:
-            score_4(rows, following, steps, queries, scores, num_keys, size)
+            score_4(rows, following, queries, scores, num_keys, size)
         else:
-            score_8(rows, following, steps, queries, scores, num_keys, size)
+            score_8(rows, following, queries, scores, num_keys, size)
 
     @compiled()
-    def mix(rows, following, steps, weights, output, num_lanes, num_keys, size):
+    def mix(rows, following, weights, output, num_lanes, num_keys, size):
         if num_lanes == 1:
-            mix_1(rows, following, steps, weights, output, size, num_keys, size)
+            mix_1(rows, following, weights, output, size, num_keys, size)
         elif num_lanes == 2:
-            mix_2(rows, following, steps, weights, output, size, num_keys, size)
+            mix_2(rows, following, weights, output, size, num_keys, size)
         elif num_lanes <= 4:
-            mix_4(rows, following, steps, weights, output, size, num_keys, size)
+            mix_4(rows, following, weights, output, size, num_keys, size)
         else:
-            mix_8(rows, following, steps, weights, output, size, num_keys, size)
+            mix_8(rows, following, weights, output, size, num_keys, size)
+
+    return score, mix
+
+
+def _products_of_integers(keys: IntegerCodes, values: IntegerCodes) -> tuple[Any, Any]:
+    """Make scores and mix of a layout for rows of codes that are whole numbers."""
+    score_1, score_2, score_4, score_8 = (integer_scores(count, ROW_LANES, keys) for count in COUNTS)
+    mix_1, mix_2, mix_4, mix_8 = (integer_mix(count, ROW_LANES, values) for count in COUNTS)
+
+    @compiled()
+    def score(rows, following, factors, queries, num_lanes, scales, lows, scores, num_keys, size):
+        if num_lanes == 1:
+            score_1(rows, following, factors, queries, scales, lows, scores, num_keys, size)
+        elif num_lanes == 2:
+            score_2(rows, following, factors, queries, scales, lows, scores, num_keys, size)
+        elif num_lanes <= 4:
+            score_4(rows, following, factors, queries, scales, lows, scores, num_keys, size)
+        else:
+            score_8(rows, following, factors, queries, scales, lows, scores, num_keys, size)
+
+    @compiled()
+    def mix(rows, following, weights, num_lanes, scales, lows, output, num_keys, size):
+        if num_lanes == 1:
+            mix_1(rows, following, weights, scales, lows, output, size, num_keys, size)
+        elif num_lanes == 2:
+            mix_2(rows, following, weights, scales, lows, output, size, num_keys, size)
+        elif num_lanes <= 4:
+            mix_4(rows, following, weights, scales, lows, output, size, num_keys, size)
+        else:
+            mix_8(rows, following, weights, scales, lows, output, size, num_keys, size)
 
     return score, mix

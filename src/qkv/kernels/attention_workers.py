@@ -35,8 +35,9 @@ on a thread, asked for ahead or not; one instruction that walks the keys from fr
 Where a page ends it guesses wrong: pages of 16 tokens took 1.6 times as long as an array, until each
 row read asked for one of the next page. Asking for 32 lines of that at once changed nothing.
 
-Codes in pages become numbers in the registers: int8 is twice as fast as float32 in the same pages, not the
-4 times of its bytes, for then it waits for the multipliers. `code_products` has their ladder.
+Codes in pages become numbers in the registers, or are multiplied as they are: int8 is twice as fast as
+float32 in the same pages, not the 4 times of its bytes, for then it waits for the multipliers.
+`code_products` and `integer_products` have their ladders.
 
 What limits: decode reads 25 to 28 GB/s where a bare sum reads 31 (24, at 8 texts of 32,768 keys: 78 %). One
 text of 1,024 keys is 8 MB, read in a third of a millisecond: there Python and the start of threads count, and

@@ -25,8 +25,9 @@ from qkv.kernels.attention import (
 from qkv.kernels.attention_layouts import ROW_LANES
 from qkv.kernels.attention_sums import make_sums_worker, sums_workspace_numbers
 from qkv.kernels.attention_words import STRETCH_KEYS
-from qkv.kernels.codes import CODES
+from qkv.kernels.codes import CODES, INTEGERS
 from qkv.kernels.host import HOST_TILE, Tile
+from qkv.kernels.integer_products import WORDS
 from qkv.kernels.key_rows import widen
 from qkv.kernels.launch import address, code_address, launch
 from qkv.kernels.micro import CHAINS
@@ -205,14 +206,19 @@ def sum_columns(
 
 
 def _reads_codes(pages: Pages, queries_per_key_head: int, D: int) -> bool:
-    """Whether codes go straight from a page into the products: for few queries, and whole vectors."""
+    """Whether codes go straight from a page into the products.
+
+    Whole numbers do for any number of queries, as their products have other bits than those of the numbers
+    they stand for; codes of floats do for few. Both need rows of whole vectors.
+    """
+    if pages.element in INTEGERS:
+        keys, values = INTEGERS[pages.element]
+        shared = pages.shares_values and keys != values
+        whole = D % (WORDS * keys.halves) == 0 and pages.value_dim % WORDS == 0
+        return whole and not shared
     if pages.element not in CODES or queries_per_key_head > ROW_LANES:
         return False
-    keys, values = CODES[pages.element]
-    if pages.shares_values and keys != values:
-        return False
-    whole_keys = D % (CHAINS * keys.halves) == 0
-    return whole_keys and pages.value_dim % (HOST_TILE.width * values.halves) == 0
+    return D % CHAINS == 0 and pages.value_dim % HOST_TILE.width == 0
 
 
 def _rows(pages: Pages, reach: Reach, T: int) -> Words:

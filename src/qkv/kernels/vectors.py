@@ -101,14 +101,6 @@ class VectorWriter:
         lanes = ir.Constant(ir.VectorType(I32, count), list(range(first, first + count)))
         return self.builder.shuffle_vector(vector, vector, lanes)
 
-    def look_up(self, table: Any, places: Any) -> Any:
-        """Return the table's number at each place, of which only the last 4 bits count; 16 lanes, AVX-512."""
-        assert self.width == 16, "a table is a vector of 16 numbers"
-        module, name = self.builder.module, "llvm.x86.avx512.permvar.sf.512"
-        if name not in module.globals:
-            ir.Function(module, ir.FunctionType(self.type, [self.type, self.int_type]), name)
-        return self.builder.call(module.globals[name], [table, places])
-
     def joined(self, vectors: Sequence[Any]) -> Any:
         """Return the lanes of one vector after those of another, of as many as are a power of 2."""
         joined, width = list(vectors), vectors[0].type.count
@@ -188,9 +180,26 @@ class VectorWriter:
         """Return ``a * b + c`` with one rounding."""
         return self._intrinsic("fma", a, b, c)
 
+    def absolute(self, x: Any) -> Any:
+        """Return numbers without their signs."""
+        return self._intrinsic("fabs", x)
+
+    def folded(self, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+        """Return all lanes joined, in every lane: each with its neighbour, then pairs, then fours."""
+        distance = 1
+        while distance < self.width:
+            lanes = ir.Constant(self.int_type, [lane ^ distance for lane in range(self.width)])
+            vector = join(vector, self.builder.shuffle_vector(vector, vector, lanes))
+            distance *= 2
+        return vector
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """Return the larger of each pair; b where either is NaN."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
     def maximum(self, a: Any, b: Any) -> Any:
         """Return the larger of each pair, or NaN where either is NaN."""
-        larger = self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+        larger = self.larger(a, b)
         return self.builder.select(self.builder.fcmp_unordered("uno", a, a), a, larger)
 
     def exp(self, x: Any) -> Any:

@@ -16,7 +16,7 @@ from numba import types
 from qkv.kernels.host import VECTOR_WIDTH
 from qkv.kernels.memory import instruction
 from qkv.kernels.micro import CHAINS
-from qkv.kernels.vectors import F32, I8, I16, I32, VectorWriter, index, repeat
+from qkv.kernels.vectors import I8, I16, I32, VectorWriter, index, repeat
 
 HALF = ir.HalfType()
 
@@ -28,11 +28,6 @@ Load = Callable[..., Any]
 
 Codes begin at an address, a pointer to bytes; at several, each has its share of the lanes.
 """
-
-
-def single_numbers(writer: VectorWriter, *addresses: Any) -> Any:
-    """Read float32 numbers."""
-    return _codes(writer, addresses, F32, 4)
 
 
 def half_numbers(writer: VectorWriter, *addresses: Any) -> Any:
@@ -95,12 +90,6 @@ def low_nibbles(writer: VectorWriter, *addresses: Any) -> Any:
     return writer.builder.sitofp(code, writer.type)
 
 
-def high_nibbles_in_place(writer: VectorWriter, *addresses: Any) -> Any:
-    """Read the upper halves of bytes as 16 times what they stand for, which spares a shift."""
-    code = writer.builder.and_(unsigned_bytes(writer, *addresses), writer.int_constant(240))
-    return writer.builder.sitofp(code, writer.type)
-
-
 def high_nibbles(writer: VectorWriter, *addresses: Any) -> Any:
     """Read the upper halves of bytes."""
     code = writer.builder.lshr(unsigned_bytes(writer, *addresses), writer.int_constant(4))
@@ -147,66 +136,6 @@ def widen_scaled(load: Load, code_bytes: int) -> Any:
         return signature, write
 
     return widen
-
-
-def widen_beside(load: Load, code_bytes: int, times: int) -> Any:
-    """Make ``numbers = codes * scale``, each `CHAINS` of them ``times`` times one after another.
-
-    The result takes ``(codes, scale, numbers, step, count)``: codes by address, how many numbers further on
-    the next ones are written, and a multiple of `CHAINS`.
-    """
-
-    @instruction
-    def widen(typing_context: Any, codes: Any, scale: Any, numbers: Any, step: Any, count: Any) -> Any:
-        signature = types.void(types.intp, types.float32, numbers, types.intp, types.intp)
-
-        def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-            codes, scale, numbers, step, count = arguments
-            writer = VectorWriter(builder, CHAINS)
-            start, scales = builder.inttoptr(codes, I8.as_pointer()), writer.splat(scale)
-
-            def write_some(number: Any, _: list[Any]) -> list[Any]:
-                address = builder.gep(start, [builder.mul(number, index(CHAINS * code_bytes))])
-                widened = builder.fmul(load(writer, address), scales)
-                target = builder.gep(numbers, [builder.mul(number, step)])
-                for copy in range(times):
-                    writer.store(widened, target, index(copy * CHAINS))
-                return []
-
-            repeat(builder, builder.sdiv(count, index(CHAINS)), [], write_some)
-            return context.get_dummy_value()
-
-        return signature, write
-
-    return widen
-
-
-@instruction
-def widen_pairs(typing_context: Any, first: Any, second: Any, numbers: Any, count: Any) -> Any:
-    """Write pairs of float32 numbers: one of each of two runs of float16, which are told by address.
-
-    Takes ``(first, second, numbers, count)`` and returns how many pairs it wrote.
-    """
-    signature = types.intp(types.intp, types.intp, numbers, types.intp)
-
-    def write(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        *starts, numbers, count = arguments
-        writer = VectorWriter(builder, VECTOR_WIDTH)
-        runs = [builder.inttoptr(start, I8.as_pointer()) for start in starts]
-        lanes = [run * VECTOR_WIDTH + lane for lane in range(VECTOR_WIDTH) for run in range(2)]
-        in_turn = ir.Constant(ir.VectorType(I32, 2 * VECTOR_WIDTH), lanes)
-
-        def step(number: Any, _: list[Any]) -> list[Any]:
-            place = builder.mul(number, index(VECTOR_WIDTH))
-            address = builder.mul(place, index(2))
-            first, second = (half_numbers(writer, builder.gep(run, [address])) for run in runs)
-            pairs = builder.shuffle_vector(first, second, in_turn)
-            writer.store_part(pairs, numbers, builder.mul(place, index(2)))
-            return []
-
-        return _whole_vectors(builder, count, step)
-
-    return signature, write
 
 
 def widen_stepped(load: Load) -> Any:

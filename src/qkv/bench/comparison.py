@@ -138,8 +138,8 @@ def judge(
     )
 
 
-def require_equal(work: Workload, peer: Way, expected: NDArray[Any]) -> None:
-    """Refuse a peer that computes something else.
+def require_equal(work: Workload, peer: Way, expected: NDArray[Any], of_largest: float = OF_LARGEST) -> None:
+    """Refuse a peer that computes something else, by more than that part of the largest number.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def require_equal(work: Workload, peer: Way, expected: NDArray[Any]) -> None:
     if got.shape != expected.shape:
         raise NumericError(f"{what}: {who} returned {got.shape} where qkv returned {expected.shape}")
     largest = float(np.abs(expected).max(initial=0.0))
-    if not np.allclose(got, expected, rtol=RELATIVE, atol=OF_LARGEST * largest):
+    if not np.allclose(got, expected, rtol=RELATIVE, atol=of_largest * largest):
         apart = float(np.abs(got - expected).max())
         raise NumericError(
             f"{what}: {who} is up to {apart:.2g} from qkv, more than rounding explains, so nothing was "

@@ -39,7 +39,8 @@ class Rules(TypedDict, total=False):
     slopes, sinks : (H,)
     tile : Tile or str
         How queries are held: in panels, in `ROWS`, or in rows beside codes of the element that is named;
-        chosen by how many there are when left out.
+        chosen by how many there are when left out. Over pages of integer codes the element named has bits
+        of its own, and the others those of the numbers that codes stand for.
     splits_keys : bool
         Share out stretches of keys rather than panels of queries; chosen when left out.
     num_workers : int

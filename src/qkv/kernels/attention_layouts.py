@@ -3,8 +3,9 @@
 *Panels*, for prefill: each query is a lane of a vector. A number of a key meets many queries in one
 instruction, and nothing is ever summed across lanes.
 
-*Rows*, for decode: the numbers of a key are the lanes, and meet the few queries of its group one after
-another. A line of memory costs few instructions, so that the work keeps up with memory.
+*Rows*, for decode, and for integer codes always: the numbers of a key are the lanes, and meet the few
+queries of its group one after another. A line of memory costs few instructions, so that the work keeps up
+with memory.
 
 The two differ in where the numbers of queries and of the output under way stand, and in how the two
 products run over them.
@@ -48,7 +49,7 @@ class Layout(NamedTuple):
     integers : (IntegerCodes, IntegerCodes), optional
         The same, if they are whole numbers.
     beside : int
-        Keys whose chains are beside each other in a vector, where codes are read.
+        Keys whose chains are beside each other in a vector, where codes of floats are read.
     chain_numbers : int
         Room that ``score`` needs beside the scores.
     place : ``(lane, d, size)``

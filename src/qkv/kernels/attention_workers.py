@@ -10,8 +10,9 @@ The canonical order, for each query: blocks of 64 keys at absolute positions, wi
 in order; a score is `micro.CHAINS` chains along its key, added up in order; after each 1024 keys the
 state begins anew, and the states are joined from left to right. Prefill and decode cut the work
 differently, over panels and over stretches of keys, but neither changes that order, so the bits do not
-depend on the cut, the batch or the threads. Where codes are seen before the page that a query stands in, and
-that page in float32, the stretches of the latter are joined behind those of the codes.
+depend on the cut, the batch or the threads. Sums over integer codes are exact instead (`integer_products`).
+Where codes are seen before the page that a query stands in, and that page in float32, the stretches of the
+latter are joined behind those of the codes.
 
 The ladder, float32, two threads of a processor with AVX-512 on units of half its width. Prefill: 8
 heads of 128, 2048 positions. Decode: 32 query and 8 key heads of 128, 32,768 keys. Time against this

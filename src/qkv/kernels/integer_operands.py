@@ -38,7 +38,7 @@ def whole_rows(rows: int) -> Any:
     The result takes ``(x, steps, lows, words, scales, totals, largest, depth)``: rows of ``depth`` numbers, a
     multiple of `WORDS`; the addresses of a float16 factor for each channel, and of what its code 0 stands
     for; the address of the words; where to write what each row's words are multiplied by, and the sum of
-    ``x * lows``; the largest whole number, as float32. Of a row with a NaN or an infinity both are NaN.
+    ``x * lows``; the largest whole number, as float32. A row with a NaN or an infinity has a scale of NaN.
     """
 
     @instruction

@@ -3,7 +3,7 @@
 For int8, int8-kivi and int4. Queries and weights become whole numbers of 15 bits and a sign, each row of them
 with a scale of its own (`integer_operands`); their products with codes are added up in 32 bits, exactly, and
 what comes out is scaled back to float32. Exact sums have no order, so that prefill and decode give the same
-bits however they are cut, and all of them come through here.
+bits however they are cut: for codes in whole vectors both come through here.
 
 The ladder: decode of one token over 32,768 keys, 32 query and 8 key heads of 128, one thread at 2.84 GHz with
 AVX2, ns a key and key head, where float32 in the same pages takes 61:

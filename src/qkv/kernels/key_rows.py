@@ -1,7 +1,7 @@
 """Where the rows of keys and values are: in an array, in pages of float32, or in pages of codes.
 
-Pages of codes are widened to float32 a few keys at a time, into a worker's own scratch, just before
-they are used: what is read from memory are the codes, and no widened copy of a cache ever exists.
+Codes that no product reads as they are become float32 a few keys at a time, in a worker's own scratch, just
+before they are used: what is read from memory are the codes, and no widened copy of a cache ever exists.
 The arithmetic is that of `qkv.cache.elements`, to the bit.
 """
 

@@ -166,7 +166,8 @@ def sum_columns(
     pages : Pages
     reach : Reach
     lse : (B, H, T)
-        What `attend_pages` returned.
+        What `attend_pages` returned. Scores are those of the numbers that codes stand for, which integer
+        codes differ from by the rounding of their queries.
     scale : float
     factors : (B, T), optional
         How much each query counts; 1 when left out.

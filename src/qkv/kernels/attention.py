@@ -13,15 +13,13 @@ from qkv.kernels.attention_words import NO_LIMIT, STRETCH_KEYS
 from qkv.kernels.attention_workers import make_workers, workspace_numbers
 from qkv.kernels.compiler import compiled
 from qkv.kernels.host import HOST_TILE, Tile, num_threads
-from qkv.kernels.launch import LINE_NUMBERS, address, code_address, launch
+from qkv.kernels.launch import LINE_BYTES, LINE_NUMBERS, address, code_address, launch
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.int64]
 
 ALONE_UP_TO_PRODUCTS = 1 << 20
 """Up to so many multiplications one thread is done before a second one would have started."""
-
-LINE_BYTES = 4 * LINE_NUMBERS
 
 ROWS = "rows"
 """The layout for few queries."""

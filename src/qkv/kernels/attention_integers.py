@@ -82,6 +82,12 @@ def num_groups(size: Any) -> Any:
 
 
 @compiled()
+def most_steps(call: Any) -> Any:
+    """Return how many steps there are at most: of a page's channels, or of the groups of a block's keys."""
+    return max(integer_at(call, D), BLOCK_KEYS * num_groups(integer_at(call, D_V)))
+
+
+@compiled()
 def words_of(call: Any, room: Any) -> Any:
     """Return where the queries as words are."""
     return moved(room, 2 * HEAD_WORDS + max(integer_at(call, D), integer_at(call, D_V)))
@@ -102,16 +108,13 @@ def steps_of(call: Any, room: Any) -> Any:
 @compiled()
 def lows_of(call: Any, room: Any) -> Any:
     """Return where lows are, as many as there can be steps."""
-    return moved(
-        steps_of(call, room), max(integer_at(call, D), BLOCK_KEYS * num_groups(integer_at(call, D_V)))
-    )
+    return moved(steps_of(call, room), most_steps(call))
 
 
 @compiled()
 def products_of(call: Any, room: Any) -> Any:
     """Return where weights times steps are."""
-    lows = lows_of(call, room)
-    return moved(lows, max(integer_at(call, D), BLOCK_KEYS * num_groups(integer_at(call, D_V))))
+    return moved(lows_of(call, room), most_steps(call))
 
 
 @compiled()

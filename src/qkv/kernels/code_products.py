@@ -69,9 +69,10 @@ from numba.core.cgutils import alloca_once
 
 from qkv.kernels.attention_words import BLOCK_KEYS
 from qkv.kernels.codes import Codes
+from qkv.kernels.launch import LINE_BYTES
 from qkv.kernels.memory import instruction
 from qkv.kernels.micro import CHAINS
-from qkv.kernels.row_addresses import LINE_BYTES, ask_for_rows, least, row_at
+from qkv.kernels.row_addresses import row_at, rows_abreast
 from qkv.kernels.vectors import F32, VectorWriter, index, repeat
 
 WIDEST = 16
@@ -123,10 +124,8 @@ def _write_scores(queries: int, num_sums: int, beside: int, lanes: int, codes: C
 
         def score_some(number: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(number, index(abreast))
-            # Where fewer are left the last one is read again, so that nothing behind it is.
-            keys = [least(builder, builder.add(first, index(key)), last) for key in range(abreast)]
-            ask_for_rows(builder, [row_at(builder, following, key) for key in keys], row_bytes, near=False)
-            rows = [row_at(builder, table, key) for key in keys]
+            tables = table, following
+            _, rows = rows_abreast(builder, tables, first, abreast, last, row_bytes, near=False)
 
             def some_turns(turn: Any, sums: list[Any], count: int) -> list[Any]:
                 """Multiply ``count`` vectors of each key from a turn on."""

@@ -276,7 +276,7 @@ class GroupVectors:
 
 
 def _for_pairs(builder: ir.IRBuilder, num_keys: Any, pair_up: Callable[[Any, Sequence[Any]], None]) -> None:
-    """Write what is done for each pair of keys; one that is left over is a pair with itself."""
+    """Write what is done for each pair of keys; one that is left over comes alone."""
 
     def both(pair: Any, _: list[Any]) -> list[Any]:
         first = builder.mul(pair, index(2))

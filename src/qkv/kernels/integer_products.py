@@ -42,8 +42,9 @@ from numba import types
 
 from qkv.kernels.attention_words import GROUP
 from qkv.kernels.codes import PER_GROUP, PER_ROW, IntegerCodes
+from qkv.kernels.launch import LINE_BYTES
 from qkv.kernels.memory import instruction
-from qkv.kernels.row_addresses import LINE_BYTES, ask_for_rows, least, row_at
+from qkv.kernels.row_addresses import least, row_at, rows_abreast
 from qkv.kernels.vectors import I8, I16, I32, VectorWriter, index, repeat
 
 WORDS = 16
@@ -105,12 +106,8 @@ def _write_scores(queries: int, lanes: int, codes: IntegerCodes) -> Callable[...
 
         def score_some(number: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(number, index(abreast))
-            # Where fewer are left the last one is read again, so that nothing behind it is.
-            keys = [least(builder, builder.add(first, index(key)), last) for key in range(abreast)]
-            ask_for_rows(
-                builder, [row_at(builder, following, key) for key in keys], half, near=codes.halves == 2
-            )
-            rows = [row_at(builder, table, key) for key in keys]
+            tables, near = (table, following), codes.halves == 2
+            keys, rows = rows_abreast(builder, tables, first, abreast, last, half, near=near)
 
             def step(turn: Any, sums: list[Any]) -> list[Any]:
                 place = builder.mul(turn, index(WORDS))
@@ -197,7 +194,6 @@ def _write_mix(queries: int, lanes: int, codes: IntegerCodes) -> Callable[..., A
         pairs = builder.sdiv(builder.add(num_keys, index(1)), index(2))
         chunk = WORDS // codes.halves  # bytes of a row, and two vectors of sums
         words_of_pairs = builder.inttoptr(weights, I32.as_pointer())
-
         last_line = builder.sdiv(builder.sub(half, index(1)), index(LINE_BYTES))
 
         def asked_for(number: Any) -> tuple[Any, Any]:

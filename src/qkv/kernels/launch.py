@@ -19,6 +19,8 @@ from qkv.kernels.memory import instruction
 LINE_NUMBERS = 16
 """Float32 numbers in one line of the cache."""
 
+LINE_BYTES = 4 * LINE_NUMBERS
+
 SIGNATURE = (types.int64, types.int64)
 
 

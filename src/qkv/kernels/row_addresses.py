@@ -5,10 +5,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from qkv.kernels.launch import LINE_BYTES
 from qkv.kernels.vectors import I8, I64, VectorWriter, index, repeat
-
-LINE_BYTES = 64
-"""Of a line of the cache."""
 
 
 def row_at(builder: ir.IRBuilder, table: Any, key: Any) -> Any:
@@ -22,8 +20,29 @@ def least(builder: ir.IRBuilder, a: Any, b: Any) -> Any:
     return builder.select(builder.icmp_signed("<", a, b), a, b)
 
 
+def rows_abreast(
+    builder: ir.IRBuilder,
+    tables: tuple[Any, Any],
+    first: Any,
+    count: int,
+    last: Any,
+    num_bytes: Any,
+    *,
+    near: bool,
+) -> tuple[list[Any], list[Any]]:
+    """Return ``count`` keys from ``first`` on and where their rows begin, and ask for the next block's.
+
+    Where fewer are left the last one comes again, so that nothing behind it is read. ``tables`` say where
+    rows begin, and which rows of so many bytes to ask for meanwhile.
+    """
+    table, following = tables
+    keys = [least(builder, builder.add(first, index(number)), last) for number in range(count)]
+    ask_for_rows(builder, [row_at(builder, following, key) for key in keys], num_bytes, near=near)
+    return keys, [row_at(builder, table, key) for key in keys]
+
+
 def ask_for_rows(builder: ir.IRBuilder, rows: Sequence[Any], num_bytes: Any, *, near: bool) -> None:
-    """Ask for the lines of some rows, of which there is one at least; into the first level if ``near``."""
+    """Ask for the lines of some rows, of which each has one at least; into the first level if ``near``."""
     writer = VectorWriter(builder, 1)
     lines = builder.sdiv(builder.add(num_bytes, index(LINE_BYTES - 1)), index(LINE_BYTES))
 
